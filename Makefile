@@ -1,0 +1,37 @@
+# Everything runs from .venv, which this file makes from pyproject.toml and constraints.txt.
+PYTHON ?= python3
+BIN = .venv/bin
+STAMP = .venv/.installed
+
+.PHONY: setup demo test test-slow check bench clean
+
+setup: $(STAMP)
+
+# torch comes first and pinned: without a pin pip takes a build with gigabytes of CUDA.
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Setting up .venv (a few minutes the first time) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch 2>&1 | grep -v 'is ignored: it is neither a file' || true
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' 2>&1 | grep -v 'is ignored: it is neither a file' || true
+	@$(BIN)/python -c 'import bochner, pytest'
+	@touch $(STAMP)
+
+demo: setup
+	@$(BIN)/bochner demo --out demo
+
+test: setup
+	@$(BIN)/python -m pytest
+
+test-slow: setup
+	@$(BIN)/python -m pytest -m slow
+
+check: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+
+bench: setup
+	@$(BIN)/python benchmarks/layer.py
+
+clean:
+	rm -rf .venv demo .pytest_cache .ruff_cache

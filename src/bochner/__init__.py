@@ -1,0 +1,31 @@
+"""Neural networks that know what they do not know."""
+
+from bochner import activations
+from bochner.activations import Activation
+from bochner.kernels import InducedKernel, induced_kernel
+from bochner.layers import StationaryLayer, WidthError, width_error
+from bochner.likelihoods import Categorical, Gaussian
+from bochner.models import Model, swap_head
+from bochner.spectra import RBF, Exponential, Matern
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # the prior: an activation and a spectrum
+    "Activation",
+    "activations",
+    "RBF",
+    "Matern",
+    "Exponential",
+    "InducedKernel",
+    "induced_kernel",
+    # the layer
+    "StationaryLayer",
+    "WidthError",
+    "width_error",
+    # the network
+    "Model",
+    "Gaussian",
+    "Categorical",
+    "swap_head",
+]

@@ -1,0 +1,89 @@
+"""Command line. Parsing and printing only: the work is done elsewhere."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from bochner.activations import unknown
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Neural networks that know what they do not know.")
+console = Console(highlight=False)
+
+Out = Annotated[Path, typer.Option(help="Folder for rows and figures; made if missing.")]
+Seed = Annotated[int, typer.Option(help="Seed of every draw.", min=0)]
+
+
+@app.callback()
+def main() -> None:
+    """Neural networks that know what they do not know."""
+
+
+def _folder(out: Path) -> Path:
+    """Makes the output folder, before any work is done."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / ".bochner-write-test"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise typer.BadParameter(
+            f"The folder {out} cannot be written to ({error.strerror}); choose another with --out."
+        ) from error
+    return out
+
+
+def _run_theory(names: list[str], out: Path, seed: int) -> None:
+    """Runs theory experiments one after another: rows first, then the figure from the rows."""
+    from bochner.experiments.rows import provenance, read_rows, write_rows
+    from bochner.experiments.theory import EXPERIMENTS, Config
+    from bochner.reports.theory import FIGURES, save_figure
+
+    for name in names:
+        start = time.perf_counter()
+        with console.status(f"{name} ..."):
+            rows = EXPERIMENTS[name](Config(seed=seed))
+            seconds = time.perf_counter() - start
+            common = {"experiment": name, "seed": seed, **provenance()}
+            path = out / f"{name}.jsonl"
+            write_rows(path, [{**common, **row} for row in rows])
+            figure = out / f"{name}.svg"
+            save_figure(FIGURES[name](read_rows(path)), figure)
+        console.print(f"{name:<12} {seconds:5.1f} s   {path}   {figure}", soft_wrap=True)
+
+
+@app.command()
+def run(
+    names: Annotated[list[str], typer.Argument(help="activations, covariances, gram, mixture, gram-error.")],
+    out: Out = Path("results/theory"),
+    seed: Seed = 0,
+) -> None:
+    """Runs experiments of the paper: rows and figures.
+
+    Example: bochner run gram gram-error --out results/theory
+    """
+    from bochner.experiments.theory import EXPERIMENTS
+
+    for name in names:
+        if name not in EXPERIMENTS:
+            raise typer.BadParameter(unknown("names", name, EXPERIMENTS))
+    _run_theory(names, _folder(out), seed)
+
+
+@app.command()
+def demo(out: Out = Path("demo"), seed: Seed = 0) -> None:
+    """Shows what the library is for, on generated data, in a few seconds."""
+    from bochner.experiments.theory import EXPERIMENTS
+
+    folder = _folder(out)
+    console.print("Five experiments on the theorem: a periodic network is a stationary Gaussian process.\n")
+    _run_theory(list(EXPERIMENTS), folder, seed)
+    console.print(
+        f"\nDone. Open the figures in {folder.resolve()} with a browser; each has its numbers beside it as .jsonl."
+    )
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,61 @@
+"""Rows on disk: one JSON line per unit of work, each with what it takes to make it again."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def provenance(device: str = "cpu") -> dict[str, Any]:
+    """Commit, versions and hardware, for every row."""
+    import bochner
+
+    hardware = (
+        torch.cuda.get_device_name() if device.startswith("cuda") else f"{platform.machine()}, {os.cpu_count()} cores"
+    )
+    return {
+        "commit": _commit(),
+        "bochner": bochner.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device,
+        "hardware": hardware,
+    }
+
+
+def _commit() -> str | None:
+    """The commit that the code is from, marked where the tree differs from it; None outside a repository."""
+    here = Path(__file__).parent
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--match="],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("BOCHNER_COMMIT")
+    return run.stdout.strip()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All rows of a file; none where there is no file. A last line cut short by a crash is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")
+    complete = lines[:-1]  # what follows the last newline is empty, or a row that was never finished
+    return [json.loads(line) for line in complete if line]
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Replaces a file of rows as a whole: the old one or the new one is there, never half of either."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    temporary.replace(path)

@@ -1,0 +1,189 @@
+"""The model layer: the last hidden layer of a network, which carries the stationary prior."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bochner import activations, spectra
+from bochner.activations import Activation, link
+from bochner.frequencies import draw
+from bochner.kernels import InducedKernel, induced_kernel
+from bochner.spectra import Spectrum, check_lengthscale, open_uniform
+
+
+def gamma_log_prob(value: Tensor, shape: float, rate: float) -> Tensor:
+    r"""$\alpha\log\beta - \log\Gamma(\alpha) + (\alpha - 1)\log v - \beta v$."""
+    return shape * math.log(rate) - math.lgamma(shape) + (shape - 1) * value.log() - rate * value
+
+
+def normal_log_prob(value: Tensor, precision: float) -> Tensor:
+    r"""Log density of $\mathrm{N}(0, 1/\tau)$, entry by entry."""
+    return 0.5 * (math.log(precision / (2 * math.pi)) - precision * value.square())
+
+
+class StationaryLayer(nn.Module):
+    r"""A hidden layer whose prior over functions is a stationary Gaussian process at infinite width.
+
+    $$ h_k(x) = \sigma(w_k^\top x / \ell + b_k), \qquad w_k \sim p(w),\; b_k \sim \mathrm{Uniform}(-\pi, \pi) $$
+
+    Put it before a linear output layer with weights N(0, 1/out_features): then the covariance of the outputs is the
+    kernel that ``kernel`` and ``activation`` induce. It works inside any ``nn.Module``.
+
+    Args:
+        in_features: Number of inputs d.
+        out_features: Number of outputs K. Under "paired" these are K/2 frequencies with a sine and a cosine each.
+        kernel: The weight prior: a Spectrum, or one of "rbf", "matern52", "matern32", "exponential".
+        activation: An Activation or its name.
+        lengthscale: Initial lengthscale: a number, or a tensor of d numbers (ARD).
+        frequencies: How units are drawn: "iid", "orthogonal" or "sobol".
+        generator: Source of randomness; None takes torch's global one.
+        device: Where the parameters live.
+        dtype: Their floating-point type.
+
+    Attributes:
+        weight: Weights at unit lengthscale, shaped as those of ``nn.Linear``.
+        bias: Unconstrained biases; ``linked_bias`` is what is added. None where the activation has no bias.
+        log_lengthscale: Logarithm of the lengthscale. Turn off its ``requires_grad`` to hold it fixed.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        kernel: str | Spectrum = "rbf",
+        activation: str | Activation = "sin",
+        lengthscale: float | Tensor = 1.0,
+        frequencies: str = "iid",
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.spectrum = spectra.resolve(kernel)
+        self.activation = activations.resolve(activation)
+        for name, value in (("in_features", in_features), ("out_features", out_features)):
+            if value < 1:
+                raise ValueError(f"The {name} parameter must be at least 1, got {value} instead.")
+        if out_features % self.activation.outputs:
+            raise ValueError(
+                f"The out_features parameter must be even under '{self.activation.name}', a sine and a cosine for each "
+                f"frequency, got {out_features} instead."
+            )
+        scale = check_lengthscale(lengthscale)
+        if scale.ndim and len(scale) != in_features:
+            raise ValueError(
+                f"The lengthscale parameter must be a number or {in_features} numbers, got {len(scale)} instead."
+            )
+        self.in_features, self.out_features = in_features, out_features
+        num_units = out_features // self.activation.outputs
+        weight, bias = draw(
+            self.spectrum, self.activation, num_units, in_features, method=frequencies, generator=generator
+        )
+        dtype = dtype or torch.get_default_dtype()
+        self.weight = nn.Parameter(weight.to(device, dtype))
+        if self.activation.bias == "uniform" and bias is not None:
+            bias = torch.logit((bias / math.pi + 1) / 2)
+        self.bias = None if bias is None else nn.Parameter(bias.to(device, dtype))
+        self.log_lengthscale = nn.Parameter(scale.log().to(device, dtype))
+
+    @property
+    def lengthscale(self) -> Tensor:
+        """What the input is divided by: one number, or one per input."""
+        return self.log_lengthscale.exp()
+
+    @property
+    def linked_bias(self) -> Tensor | None:
+        """The bias that is added: within (−π, π) where its prior is uniform."""
+        if self.bias is None or self.activation.bias == "normal":
+            return self.bias
+        return link(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of each row: (..., in_features) to (..., out_features).
+
+        Phases are computed in the precision of the weights, under autocast too: a bfloat16 phase of size 10 is off by 0.03.
+        """
+        if x.shape[-1] != self.in_features:
+            raise ValueError(
+                f"The layer expects {self.in_features} input features, got an input of shape {tuple(x.shape)}."
+            )
+        unit, shift = self.activation.unit, self.activation.shift
+        bias = self.linked_bias
+        if bias is not None:
+            bias = unit * bias + shift
+        elif shift:
+            bias = self.weight.new_full((len(self.weight),), shift)
+        with torch.autocast(x.device.type, enabled=False):
+            u = F.linear(x.to(self.weight.dtype) * (unit / self.lengthscale), self.weight, bias)
+            return self.activation.wave(u)
+
+    def log_prior(self, *, jacobian: bool = False) -> Tensor:
+        """Log prior density of weights, biases and lengthscale.
+
+        The lengthscale has a Gamma(2, rate 0.5) prior, for each input under ARD.
+
+        Args:
+            jacobian: Whether to count the change of variables to the unconstrained parameters ``bias`` and
+                ``log_lengthscale``: yes for sampling, no for MAP estimates, as in the paper.
+        """
+        total = self.spectrum.weight_log_prob(self.weight).sum() + gamma_log_prob(self.lengthscale, 2.0, 0.5).sum()
+        if jacobian:
+            total = total + self.log_lengthscale.sum()
+        if self.bias is None:
+            return total
+        if self.activation.bias == "normal":
+            return total + normal_log_prob(self.bias, 1.0).sum()
+        if jacobian:
+            # Uniform density 1/2π times db/db̂ = 2π sigmoid(b̂) sigmoid(−b̂).
+            return total + (F.logsigmoid(self.bias) + F.logsigmoid(-self.bias)).sum()
+        return total - self.bias.numel() * math.log(2 * math.pi)
+
+    def induced_kernel(self) -> InducedKernel:
+        """The kernel of the layer's prior at infinite width and its present lengthscale."""
+        return induced_kernel(self.activation, self.spectrum, lengthscale=self.lengthscale.detach())
+
+    def extra_repr(self) -> str:
+        """Shows the prior when the module is printed."""
+        return f"{self.in_features}, {self.out_features}, kernel={self.spectrum}, activation='{self.activation.name}'"
+
+
+@dataclass(frozen=True)
+class WidthError:
+    """How far a layer's own covariance is from theory, as largest absolute differences.
+
+    Attributes:
+        kernel: From the induced kernel.
+        stationarity: From itself after shifting all inputs together.
+    """
+
+    kernel: float
+    stationarity: float
+
+
+@torch.no_grad()
+def width_error(
+    layer: StationaryLayer, x: Tensor, *, shifts: int = 10, generator: torch.Generator | None = None
+) -> WidthError:
+    """Measures what finite width costs a layer on the given inputs, (n, in_features).
+
+    The covariance of the layer is h(x)·h(x')/K with its present weights. The shifts are random vectors, uniform within the
+    spread of the inputs in either direction.
+    """
+    if x.ndim != 2 or len(x) == 0:
+        raise ValueError(
+            f"The x parameter must have shape (n, {layer.in_features}) with n ≥ 1, got {tuple(x.shape)} instead."
+        )
+
+    def covariance(inputs: Tensor) -> Tensor:
+        h = layer(inputs)
+        return h @ h.mT / layer.out_features
+
+    own = covariance(x)
+    spread = (x.max(0).values - x.min(0).values).clamp(min=1.0)
+    offsets = (2 * open_uniform(shifts, x.shape[-1], generator).to(x) - 1) * spread
+    moved = torch.stack([(covariance(x + offset) - own).abs().max() for offset in offsets])
+    return WidthError(float((own - layer.induced_kernel()(x)).abs().max()), float(moved.max()))

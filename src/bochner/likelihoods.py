@@ -1,0 +1,61 @@
+"""How targets follow from the network's output: Gaussian noise, or classes through a softmax."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bochner.layers import gamma_log_prob
+
+
+class Gaussian(nn.Module):
+    """y = f(x) + noise, with a trainable noise standard deviation s under a Gamma(0.5, rate 1) prior.
+
+    Args:
+        noise: Initial standard deviation.
+    """
+
+    def __init__(self, noise: float = 1.0) -> None:
+        super().__init__()
+        if not (noise > 0 and math.isfinite(noise)):
+            raise ValueError(f"The noise parameter must be positive and finite, got {noise} instead.")
+        self.log_noise = nn.Parameter(torch.tensor(math.log(noise)))
+
+    @property
+    def noise(self) -> Tensor:
+        """Standard deviation of the noise."""
+        return self.log_noise.exp()
+
+    def forward(self, f: Tensor, y: Tensor) -> Tensor:
+        """Log likelihood of each target, summed over its components: (n, c) and (n, c) to (n,)."""
+        if f.shape != y.shape:
+            raise ValueError(
+                f"The targets must have the shape of the outputs, {tuple(f.shape)}, got {tuple(y.shape)} instead."
+            )
+        z = (y - f) / self.noise
+        return (-0.5 * z.square() - self.log_noise - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def log_prior(self, *, jacobian: bool = False) -> Tensor:
+        """Log prior density of the noise; with ``jacobian``, as a density of its logarithm."""
+        return gamma_log_prob(self.noise, 0.5, 1.0) + (self.log_noise if jacobian else 0.0)
+
+
+class Categorical(nn.Module):
+    """Classes 0 … c−1 with probabilities softmax(f(x)). Two classes are Bernoulli."""
+
+    def forward(self, f: Tensor, y: Tensor) -> Tensor:
+        """Log likelihood of each class label: (n, c) and integer (n,) to (n,)."""
+        if y.is_floating_point() or y.shape != f.shape[:-1]:
+            raise ValueError(
+                f"The targets must be integer class labels of shape {tuple(f.shape[:-1])}, got {y.dtype} of shape "
+                f"{tuple(y.shape)} instead."
+            )
+        return -F.cross_entropy(f, y, reduction="none")
+
+    def log_prior(self, *, jacobian: bool = False) -> Tensor:  # noqa: ARG002
+        """Zero: there is nothing to learn here."""
+        return torch.zeros(())
+
+
+Likelihood = Gaussian | Categorical

@@ -1,0 +1,137 @@
+"""The whole network: feature extractor, model layer, output layer and likelihood, with its log joint density."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from bochner.layers import StationaryLayer, normal_log_prob
+from bochner.likelihoods import Categorical, Gaussian, Likelihood
+
+
+class Model(nn.Module):
+    r"""A network with a prior on every parameter.
+
+    $$ \log p(y, \theta) = \sum_{n=1}^N \log p(y_n \mid f(x_n)) + \log p(\theta) $$
+
+    The prior is that of the model layer (weights, biases, lengthscale), N(0, 1/K) on the output weights, Gamma on the
+    noise, and N(0, 1/``extractor_precision``) on every parameter of the extractor (that is L2). The output bias has a
+    N(0, 1) prior.
+
+    Args:
+        layer: The model layer.
+        out_features: Number of outputs: 1 for regression, the number of classes for classification.
+        likelihood: ``Gaussian()`` or ``Categorical()``.
+        extractor: Any module whose output has ``layer.in_features`` features; nothing by default.
+        extractor_precision: Prior precision of the extractor's parameters.
+        output_bias: Whether the output layer has a bias. Without one the prior over functions is the layer's kernel alone.
+        generator: Source of randomness for the output weights.
+    """
+
+    def __init__(
+        self,
+        layer: StationaryLayer,
+        out_features: int,
+        likelihood: Likelihood,
+        *,
+        extractor: nn.Module | None = None,
+        extractor_precision: float = 1.0,
+        output_bias: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if out_features < 1:
+            raise ValueError(f"The out_features parameter must be at least 1, got {out_features} instead.")
+        if isinstance(likelihood, Categorical) and out_features < 2:
+            raise ValueError(f"The out_features parameter must be at least 2 for classes, got {out_features} instead.")
+        if not extractor_precision > 0:
+            raise ValueError(f"The extractor_precision parameter must be positive, got {extractor_precision} instead.")
+        self.extractor = nn.Identity() if extractor is None else extractor
+        self.layer = layer
+        self.output = nn.Linear(layer.out_features, out_features, bias=output_bias).to(layer.weight)
+        device = generator.device if generator is not None else "cpu"
+        draw = torch.randn(self.output.weight.shape, generator=generator, device=device, dtype=torch.float64)
+        with torch.no_grad():
+            self.output.weight.copy_(draw / layer.out_features**0.5)
+            if output_bias:
+                self.output.bias.zero_()
+        self.likelihood = likelihood.to(layer.weight)
+        self.extractor_precision = extractor_precision
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the output layer sees: (n, ...) to (n, K)."""
+        return self.layer(self.extractor(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Output f(x): (n, ...) to (n, out_features)."""
+        return self.output(self.features(x))
+
+    def log_prior(self, *, jacobian: bool = False) -> Tensor:
+        """Log prior density of all parameters; ``jacobian`` as in ``StationaryLayer.log_prior``."""
+        total = self.layer.log_prior(jacobian=jacobian) + self.likelihood.log_prior(jacobian=jacobian)
+        total = total + normal_log_prob(self.output.weight, self.layer.out_features).sum()
+        if self.output.bias is not None:
+            total = total + normal_log_prob(self.output.bias, 1.0).sum()
+        for parameter in self.extractor.parameters():
+            total = total + normal_log_prob(parameter, self.extractor_precision).sum()
+        return total
+
+    def log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
+        """Log likelihood summed over the rows given."""
+        return self.likelihood(self(x), y).sum()
+
+    def log_joint(self, x: Tensor, y: Tensor, *, num_data: int | None = None, jacobian: bool = False) -> Tensor:
+        """Log likelihood of all data plus log prior.
+
+        Args:
+            x: Inputs, (b, ...).
+            y: Targets, (b, out_features) for Gaussian, (b,) integers for Categorical.
+            num_data: Size N of the data set when the rows are a minibatch: the likelihood then counts N/b times.
+            jacobian: As in ``StationaryLayer.log_prior``.
+        """
+        scale = 1.0 if num_data is None else num_data / len(x)
+        return scale * self.log_likelihood(x, y) + self.log_prior(jacobian=jacobian)
+
+
+def swap_head(
+    network: nn.Module,
+    *,
+    width: int,
+    likelihood: Likelihood | None = None,
+    head: str | None = None,
+    generator: torch.Generator | None = None,
+    **layer_options: object,
+) -> Model:
+    """Replaces the final linear layer of a network by a stationary model layer and a fresh output layer.
+
+    The network is copied, not changed; its other weights are kept and become the feature extractor.
+
+    Args:
+        network: Any module with an ``nn.Linear`` at its end.
+        width: Number of outputs of the model layer.
+        likelihood: Defaults to Gaussian for one output and Categorical for more.
+        head: Dotted name of the linear layer to replace; by default the last ``nn.Linear`` that the network registers.
+        generator: Source of randomness.
+        **layer_options: Passed on to ``StationaryLayer``.
+    """
+    linears = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    if not linears:
+        raise ValueError(
+            f"The network parameter must contain an nn.Linear to replace, got {type(network).__name__} without one."
+        )
+    name = next(reversed(linears)) if head is None else head
+    if name not in linears:
+        raise ValueError(
+            f"The head parameter must name an nn.Linear of the network ({', '.join(linears)}), got {name!r} instead."
+        )
+    old = linears[name]
+    extractor: nn.Module = nn.Identity()
+    if name:
+        extractor = copy.deepcopy(network)
+        extractor.set_submodule(name, nn.Identity())
+    weight = old.weight
+    options = {"device": weight.device, "dtype": weight.dtype, "generator": generator, **layer_options}
+    layer = StationaryLayer(old.in_features, width, **options)  # pyright: ignore[reportArgumentType]
+    if likelihood is None:
+        likelihood = Gaussian() if old.out_features == 1 else Categorical()
+    return Model(layer, old.out_features, likelihood, extractor=extractor, generator=generator)

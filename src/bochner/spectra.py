@@ -1,0 +1,266 @@
+r"""Spectral densities: what a stationary kernel is to its functions, a weight prior is to the network.
+
+Bochner's theorem: $\kappa(r) = \int p(\omega)\, e^{\mathrm{i}\omega^\top r}\,\mathrm{d}\omega$ for a probability density $p$. A
+spectrum here is that $p$, used as the prior of the weights: Normal for the RBF kernel, Student-t for the Matérn family,
+Cauchy for the exponential kernel. A lengthscale $\ell$ (one number, or one per input for ARD) divides the input, which
+divides the frequencies: $\omega = w/\ell$ with $w$ drawn at $\ell = 1$.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.special
+import torch
+from torch import Tensor
+
+from bochner.activations import unknown
+
+
+def check_lengthscale(lengthscale: float | Tensor) -> Tensor:
+    """Returns the lengthscale as a float64 tensor, after checking that every entry is positive and finite."""
+    value = torch.as_tensor(lengthscale, dtype=torch.float64)
+    if value.ndim > 1 or not bool((torch.isfinite(value) & (value > 0)).all()):
+        raise ValueError(
+            f"The lengthscale parameter must be positive and finite, a number or one per input, got {lengthscale} instead."
+        )
+    return value
+
+
+def _difference(x: Tensor, x2: Tensor, lengthscale: float | Tensor) -> Tensor:
+    """(x − x2) / ℓ for all pairs: (n, d) and (m, d) to (n, m, d)."""
+    scale = torch.as_tensor(lengthscale, dtype=x.dtype, device=x.device)
+    return (x / scale)[:, None, :] - (x2 / scale)[None, :, :]
+
+
+class Spectrum(ABC):
+    """A spectral density, that is a weight prior.
+
+    Subclasses say how the density, its inverse CDF and its kernel read at unit lengthscale; the rest follows.
+    """
+
+    @property
+    @abstractmethod
+    def isotropic(self) -> bool:
+        """Whether the density depends on the norm of the frequency alone."""
+
+    @abstractmethod
+    def weight_log_prob(self, weight: Any, xp: Any = torch) -> Any:
+        """Log p(w) at unit lengthscale: (..., d) to (...)."""
+
+    @abstractmethod
+    def uniforms(self, dim: int) -> int:
+        """How many uniform numbers one weight vector of ``dim`` inputs is made from."""
+
+    @abstractmethod
+    def from_uniform(self, u: Tensor, dim: int) -> Tensor:
+        """Inverse-CDF map from the unit cube, ``k = uniforms(dim)``, to weights at unit lengthscale."""
+
+    @abstractmethod
+    def correlation(self, difference: Tensor) -> Tensor:
+        """κ(r) at unit lengthscale."""
+
+    def log_prob(self, omega: Tensor, *, lengthscale: float | Tensor = 1.0) -> Tensor:
+        r"""Log density of frequencies, $\log p(\ell\omega) + \sum_i \log \ell_i$."""
+        scale = check_lengthscale(lengthscale).to(omega).expand(omega.shape[-1])
+        return self.weight_log_prob(omega * scale) + scale.log().sum()
+
+    def density(self, omega: Tensor, *, lengthscale: float | Tensor = 1.0) -> Tensor:
+        """Density of frequencies; integrates to one."""
+        return self.log_prob(omega, lengthscale=lengthscale).exp()
+
+    def sample(
+        self,
+        num: int,
+        dim: int,
+        *,
+        lengthscale: float | Tensor = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Independent frequencies, in float64 on the CPU."""
+        scale = check_lengthscale(lengthscale)
+        return self.from_uniform(open_uniform(num, self.uniforms(dim), generator), dim) / scale
+
+    def kernel(
+        self,
+        x: Tensor,
+        x2: Tensor | None = None,
+        *,
+        lengthscale: float | Tensor = 1.0,
+    ) -> Tensor:
+        """Closed-form covariance of all pairs of rows; differentiable in the inputs and the lengthscale."""
+        check_lengthscale(lengthscale if not isinstance(lengthscale, Tensor) else lengthscale.detach())
+        return self.correlation(_difference(x, x if x2 is None else x2, lengthscale))
+
+
+def open_uniform(num: int, dim: int, generator: torch.Generator | None) -> Tensor:
+    """Uniform numbers strictly inside (0, 1), float64, on the CPU whatever the generator's device."""
+    device = generator.device if generator is not None else "cpu"
+    u = torch.rand(num, dim, generator=generator, dtype=torch.float64, device=device).cpu()
+    return u.clamp_(min=2.0**-54)
+
+
+@dataclass(frozen=True)
+class RBF(Spectrum):
+    r"""Normal weights: $\kappa(r) = \exp(-\lVert r\rVert^2/2)$."""
+
+    @property
+    def isotropic(self) -> bool:
+        """The normal density is isotropic and a product at once."""
+        return True
+
+    def weight_log_prob(self, weight: Any, xp: Any = torch) -> Any:
+        r"""$-\frac12 \lVert w\rVert^2 - \frac d2 \log 2\pi$."""
+        return -0.5 * xp.sum(weight * weight, -1) - 0.5 * weight.shape[-1] * math.log(2 * math.pi)
+
+    def uniforms(self, dim: int) -> int:
+        """One for each input."""
+        return dim
+
+    def from_uniform(self, u: Tensor, dim: int) -> Tensor:
+        """Normal quantiles."""
+        return torch.special.ndtri(u[:, :dim])
+
+    def correlation(self, difference: Tensor) -> Tensor:
+        """The squared-exponential function."""
+        return torch.exp(-0.5 * difference.square().sum(-1))
+
+
+@dataclass(frozen=True)
+class Matern(Spectrum):
+    r"""Student-t weights with $2\nu$ degrees of freedom: the Matérn kernel of smoothness $\nu$.
+
+    With more than one input there are two priors of that name. The default is the multivariate t, one shared scale for a
+    unit, whose kernel is the isotropic Matérn. ``product=True`` draws each coordinate independently, whose kernel is a
+    product of one-dimensional Matérns.
+    """
+
+    nu: float
+    product: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.nu > 0 and math.isfinite(self.nu)):
+            raise ValueError(
+                f"The nu parameter must be positive and finite, got {self.nu} instead. RBF() is the limit of large nu."
+            )
+
+    @property
+    def isotropic(self) -> bool:
+        """Whether this is the multivariate t."""
+        return not self.product
+
+    def weight_log_prob(self, weight: Any, xp: Any = torch) -> Any:
+        r"""Multivariate t.
+
+        $$ \log\frac{\Gamma(\nu + d/2)}{\Gamma(\nu)(2\nu\pi)^{d/2}}
+           - (\nu + \tfrac d2)\log(1 + \tfrac{\lVert w\rVert^2}{2\nu}) $$
+        """
+        if self.product:
+            return xp.sum(self._t_log_prob(weight * weight, 1, xp), -1)
+        return self._t_log_prob(xp.sum(weight * weight, -1), weight.shape[-1], xp)
+
+    def _t_log_prob(self, squared_norm: Any, dim: int, xp: Any) -> Any:
+        half = self.nu + dim / 2
+        constant = math.lgamma(half) - math.lgamma(self.nu) - dim / 2 * math.log(2 * self.nu * math.pi)
+        return constant - half * xp.log1p(squared_norm / (2 * self.nu))
+
+    def uniforms(self, dim: int) -> int:
+        """One for each input, and one for the scale that they share."""
+        return dim if self.product or dim == 1 else dim + 1
+
+    def from_uniform(self, u: Tensor, dim: int) -> Tensor:
+        """Student-t quantiles, or normal quantiles over the root of a chi-squared one."""
+        if self.product or dim == 1:
+            return torch.from_numpy(np.asarray(scipy.special.stdtrit(2 * self.nu, u[:, :dim].numpy())))
+        return torch.special.ndtri(u[:, :dim]) * self.radial_scale(u[:, dim])[:, None]
+
+    def radial_scale(self, u: Tensor) -> Tensor:
+        r"""The scale shared by a unit, $\sqrt{2\nu / \chi^2_{2\nu}}$, by its quantile."""
+        return torch.from_numpy(np.sqrt(self.nu / scipy.special.gammaincinv(self.nu, u.numpy())))
+
+    def correlation(self, difference: Tensor) -> Tensor:
+        """The Matérn function of the norm, or the product of those of the coordinates."""
+        if self.product:
+            return matern(difference.abs(), nu=self.nu).prod(-1)
+        return matern(_norm(difference), nu=self.nu)
+
+
+@dataclass(frozen=True)
+class Exponential(Matern):
+    r"""Cauchy weights: $\kappa(r) = \exp(-\lVert r\rVert)$, the Matérn kernel of $\nu = 1/2$."""
+
+    nu: float = 0.5
+
+
+def _norm(difference: Tensor) -> Tensor:
+    """Euclidean norm with gradient zero, not NaN, at zero."""
+    squared = difference.square().sum(-1)
+    zero = squared == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, squared).sqrt())
+
+
+def matern(r: Tensor, *, nu: float) -> Tensor:
+    r"""Matérn correlation at distance r ≥ 0 and unit lengthscale.
+
+    $$ \kappa(r) = \frac{2^{1-\nu}}{\Gamma(\nu)} z^\nu K_\nu(z), \qquad z = \sqrt{2\nu}\, r $$
+
+    For $\nu = p + \frac12$ this is $e^{-z}$ times a polynomial, evaluated on any device; otherwise the Bessel function
+    comes from SciPy, on the CPU. Both have a gradient.
+    """
+    z = math.sqrt(2 * nu) * r
+    order = nu - 0.5
+    if order != int(order) or order > 10:
+        return _Bessel.apply(z, nu)  # pyright: ignore[reportReturnType]
+    p = int(order)
+    # Horner's scheme for sum_i (p+i)! / (i! (p-i)!) (2z)^(p-i) * p! / (2p)!.
+    polynomial = torch.zeros_like(z)
+    for i in range(p + 1):
+        coefficient = math.comb(p, i) * math.factorial(p + i) / math.factorial(2 * p)
+        polynomial = polynomial * (2 * z) + coefficient
+    return polynomial * torch.exp(-z)
+
+
+class _Bessel(torch.autograd.Function):
+    r"""$f(z) = c\,z^\nu K_\nu(z)$ with $c = 2^{1-\nu}/\Gamma(\nu)$, whose slope is $-c\,z^\nu K_{\nu-1}(z)$."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, nu: float) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.nu = nu
+        value = _bessel_power(z, nu, nu)
+        return value.masked_fill(value.isinf(), 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (z,) = ctx.saved_tensors
+        slope = _bessel_power(z, ctx.nu, ctx.nu - 1)
+        return -grad * slope.masked_fill(slope.isinf() | (z == 0), 0.0), None
+
+
+def _bessel_power(z: Tensor, nu: float, order: float) -> Tensor:
+    """2^(1−ν)/Γ(ν) z^ν K_order(z) for z > 0, in logs because z^ν and K overflow long before their product does."""
+    array = z.detach().double().cpu().clamp(min=1e-300).numpy()
+    # kve is exp(z) K(z). It overflows for tiny z, and so does this: the caller puts the limit z -> 0 there.
+    with np.errstate(over="ignore"):
+        log_value = nu * np.log(array) + np.log(scipy.special.kve(order, array)) - array
+    constant = (1 - nu) * math.log(2) - math.lgamma(nu)
+    return torch.from_numpy(np.exp(log_value + constant)).to(z)
+
+
+SPECTRA: dict[str, Spectrum] = {
+    "rbf": RBF(),
+    "matern52": Matern(2.5),
+    "matern32": Matern(1.5),
+    "exponential": Exponential(),
+}
+
+
+def resolve(kernel: str | Spectrum) -> Spectrum:
+    """Turns a kernel's name into its spectrum; a Spectrum passes through."""
+    if isinstance(kernel, Spectrum):
+        return kernel
+    if kernel not in SPECTRA:
+        raise ValueError(unknown("kernel", kernel, SPECTRA))
+    return SPECTRA[kernel]

@@ -1,0 +1,106 @@
+"""Rows, theory experiments and the command line."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from bochner.cli import app
+from bochner.experiments.rows import provenance, read_rows, write_rows
+from bochner.experiments.theory import (
+    EXPERIMENTS,
+    PAPER_GRAM_ERROR,
+    Config,
+    covariances,
+    gram_error,
+    gram_matrices,
+    mixture_error,
+)
+from bochner.reports.theory import FIGURES, save_figure
+
+SMALL = Config(monte_carlo=200, gram_points=7, gram_networks=20, error_points=6, error_widths=(5, 50), error_draws=2)
+
+
+def test_rows_survive_a_round_trip_and_a_torn_last_line(tmp_path):
+    path = tmp_path / "deep" / "rows.jsonl"
+    assert read_rows(path) == []
+    write_rows(path, [{"a": 1}, {"a": 2.5}])
+    with path.open("a") as file:
+        file.write('{"a": 3')
+    assert read_rows(path) == [{"a": 1}, {"a": 2.5}]
+    assert [p.name for p in path.parent.iterdir()] == ["rows.jsonl"]
+
+
+def test_provenance_says_what_it_takes():
+    assert {"commit", "bochner", "torch", "python", "device", "hardware"} <= provenance().keys()
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_makes_rows_and_a_figure_from_them_alone(name, tmp_path):
+    rows = EXPERIMENTS[name](SMALL)
+    path = tmp_path / f"{name}.jsonl"
+    write_rows(path, rows)
+    for copy in ("a.svg", "b.svg"):
+        save_figure(FIGURES[name](read_rows(path)), tmp_path / copy)
+    assert ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_iid_gram_error_is_the_papers_within_its_scatter():
+    """The paper shows one draw for each K. Ours is a mean over draws; both fall as 1/√K."""
+    rows = gram_error(Config(error_widths=(50, 1000), error_draws=10))
+    for row in rows:
+        if row["paper"] is not None:
+            assert row["paper"] / 2.5 < row["error"] < row["paper"] * 2.5
+    iid = [r for r in rows if r["paper"] is not None]
+    assert {r["kernel"] for r in iid} == set(PAPER_GRAM_ERROR)
+
+
+def test_covariances_and_gram_matrices_agree_with_theory():
+    assert max(row["worst"] for row in covariances(Config())) < 5 / 5000**0.5
+    differences = {row["prior"]: row["mean_difference"] for row in gram_matrices(Config())}
+    for prior in ("ArcCos-1 ~ ReLU", "NN ~ Sigmoid", "RBF-NN (local)", "RBF", "Matérn-3/2", "Exponential"):
+        assert differences[prior] < 0.02
+
+
+def test_mixture_error_is_largest_at_zero_under_the_papers_scaling():
+    for row in mixture_error(SMALL):
+        if row["scaling"] == "paper":
+            assert row["difference"][0] == pytest.approx(3.141592653589793**4 / 96 - 1, abs=1e-9)
+            assert row["worst"] == pytest.approx(row["difference"][0])
+        else:
+            assert row["difference"][0] == pytest.approx(0, abs=1e-12)
+
+
+def test_run_writes_rows_with_provenance_and_is_reproducible(tmp_path):
+    for folder in ("one", "two"):
+        result = CliRunner().invoke(app, ["run", "covariances", "--out", str(tmp_path / folder), "--seed", "3"])
+        assert result.exit_code == 0, result.output
+        assert "covariances.svg" in result.output
+    rows = [json.loads(line) for line in (tmp_path / "one" / "covariances.jsonl").read_text().splitlines()]
+    assert all(row["seed"] == 3 and row["experiment"] == "covariances" and row["torch"] for row in rows)
+    for name in ("covariances.jsonl", "covariances.svg"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_bad_command_lines_are_refused_before_any_work(tmp_path):
+    runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
+    result = runner.invoke(app, ["run", "gramm", "--out", str(tmp_path / "x")])
+    assert result.exit_code == 2
+    assert "Did you mean 'gram'?" in result.output
+    assert not (tmp_path / "x").exists()
+    (tmp_path / "file").write_text("")
+    result = runner.invoke(app, ["demo", "--out", str(tmp_path / "file")])
+    assert result.exit_code == 2
+    assert "cannot be written to" in result.output
+    assert runner.invoke(app, ["run", "gram", "--seed", "-1"]).exit_code == 2
+
+
+def test_the_code_in_the_readme_runs():
+    from pathlib import Path
+
+    text = Path(__file__).parents[1].joinpath("README.md").read_text()
+    blocks = [part.split("```")[0] for part in text.split("```python")[1:]]
+    assert len(blocks) >= 3
+    exec("\n".join(blocks), {})

@@ -1,0 +1,145 @@
+"""Networks, likelihoods and the log joint, against densities from SciPy."""
+
+import math
+
+import pytest
+import scipy.stats
+import torch
+from torch import nn
+
+from bochner import Categorical, Gaussian, Model, StationaryLayer, swap_head
+from bochner.networks import mlp
+
+
+def regression(**options):
+    generator = torch.Generator().manual_seed(0)
+    layer = StationaryLayer(3, 10, kernel="matern52", generator=generator, dtype=torch.float64)
+    return Model(layer, 1, Gaussian(0.3), generator=generator, **options)
+
+
+def data(generator):
+    x = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    return x, torch.randn(7, 1, generator=generator, dtype=torch.float64)
+
+
+def test_log_joint_of_a_regression_network(generator):
+    extractor = mlp(3, (4, 3), dropout=0.0).double()
+    model = regression(extractor=extractor, extractor_precision=2.0, output_bias=True)
+    x, y = data(generator)
+    f = model.output(model.layer(extractor(x))).detach().numpy()
+    expected = scipy.stats.norm(f, 0.3).logpdf(y.numpy()).sum()
+    expected += model.layer.log_prior().item()
+    expected += scipy.stats.norm(0, math.sqrt(1 / 10)).logpdf(model.output.weight.detach().numpy()).sum()
+    expected += scipy.stats.norm.logpdf(model.output.bias.item())
+    expected += scipy.stats.gamma(0.5, scale=1).logpdf(0.3)
+    for p in extractor.parameters():
+        expected += scipy.stats.norm(0, math.sqrt(1 / 2)).logpdf(p.detach().numpy()).sum()
+    assert model.log_joint(x, y).item() == pytest.approx(expected, rel=1e-7)
+
+
+def test_minibatches_estimate_the_log_joint_without_bias(generator):
+    model = regression()
+    x, y = data(generator)
+    parts = [model.log_joint(x[i : i + 1], y[i : i + 1], num_data=7) for i in range(7)]
+    torch.testing.assert_close(torch.stack(parts).mean(), model.log_joint(x, y))
+
+
+def test_classification_likelihood_is_the_softmax(generator):
+    layer = StationaryLayer(3, 10, generator=generator, dtype=torch.float64)
+    model = Model(layer, 4, Categorical(), generator=generator)
+    x = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    y = torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    expected = torch.log_softmax(model(x), -1)[torch.arange(7), y].sum()
+    torch.testing.assert_close(model.log_likelihood(x, y), expected)
+    torch.testing.assert_close(model.log_joint(x, y), expected + model.log_prior())
+
+
+def test_noise_jacobian():
+    likelihood = Gaussian(0.3)
+    difference = likelihood.log_prior(jacobian=True) - likelihood.log_prior()
+    assert difference.item() == pytest.approx(math.log(0.3))
+
+
+def test_prior_functions_have_the_induced_covariance():
+    """4,000 networks drawn from the prior: outputs at three points, within five standard errors."""
+    x = torch.tensor([[0.0], [0.5], [2.0]], dtype=torch.float64)
+    outputs = []
+    for seed in range(4000):
+        generator = torch.Generator().manual_seed(seed)
+        layer = StationaryLayer(1, 20, kernel="matern32", generator=generator, dtype=torch.float64)
+        outputs.append(Model(layer, 1, Gaussian(), generator=generator)(x).detach()[:, 0])
+    f = torch.stack(outputs)
+    products = f[:, :, None] * f[:, None, :]
+    z = math.sqrt(3) * (x - x.T).abs()
+    deviation = (products.mean(0) - (1 + z) * torch.exp(-z)) / (products.std(0) / math.sqrt(4000))
+    assert deviation.abs().max() < 5
+
+
+def test_output_weights_depend_on_the_generator_alone():
+    torch.manual_seed(1)
+    first = regression().output.weight
+    torch.manual_seed(2)
+    torch.testing.assert_close(regression().output.weight, first, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("head", [None, "2"])
+def test_swap_head_keeps_the_features_and_the_original(head, generator):
+    network = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    before = network(torch.ones(2, 6))
+    model = swap_head(network, width=12, head=head, kernel="matern32", activation="triangle", generator=generator)
+    x = torch.randn(4, 6, generator=generator)
+    torch.testing.assert_close(model.extractor(x), network[1](network[0](x)))
+    assert model(x).shape == (4, 3)
+    assert isinstance(model.likelihood, Categorical)
+    torch.testing.assert_close(network(torch.ones(2, 6)), before)
+
+
+def test_swap_head_of_a_nested_network_and_of_a_bare_linear(generator):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten())
+            self.fc = nn.Linear(2 * 6 * 6, 1)
+
+        def forward(self, x):
+            return self.fc(self.body(x))
+
+    model = swap_head(Net(), width=16, generator=generator)
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 1)
+    assert isinstance(model.likelihood, Gaussian)
+    assert swap_head(nn.Linear(4, 2), width=8)(torch.zeros(1, 4)).shape == (1, 2)
+
+
+def test_paper_network_has_the_papers_shape():
+    widths = [m.out_features for m in mlp(12) if isinstance(m, nn.Linear)]
+    assert widths == [1000, 1000, 500, 25]
+    kinds = [type(m).__name__ for m in mlp(12)]
+    assert kinds == ["Linear", "ReLU", "Linear", "ReLU", "Linear", "ReLU", "Dropout", "Linear"]
+
+
+def test_bad_arguments(generator):
+    layer = StationaryLayer(3, 10, generator=generator)
+    with pytest.raises(ValueError, match="out_features parameter must be at least 1, got 0 instead"):
+        Model(layer, 0, Gaussian())
+    with pytest.raises(ValueError, match="out_features parameter must be at least 2 for classes, got 1 instead"):
+        Model(layer, 1, Categorical())
+    with pytest.raises(ValueError, match="extractor_precision parameter must be positive, got 0 instead"):
+        Model(layer, 1, Gaussian(), extractor_precision=0)
+    with pytest.raises(ValueError, match="noise parameter must be positive and finite, got 0 instead"):
+        Gaussian(0)
+    with pytest.raises(ValueError, match=r"targets must have the shape of the outputs, \(2, 1\), got \(2,\) instead"):
+        Model(layer, 1, Gaussian()).log_likelihood(torch.zeros(2, 3), torch.zeros(2))
+    with pytest.raises(ValueError, match=r"targets must be integer class labels of shape \(2,\), got torch.float32"):
+        Model(layer, 2, Categorical()).log_likelihood(torch.zeros(2, 3), torch.zeros(2))
+    with pytest.raises(
+        ValueError, match=r"network parameter must contain an nn.Linear to replace, got ReLU without one"
+    ):
+        swap_head(nn.ReLU(), width=3)
+    with pytest.raises(
+        ValueError, match=r"head parameter must name an nn.Linear of the network \(0\), got 'fc' instead"
+    ):
+        swap_head(nn.Sequential(nn.Linear(2, 2)), width=3, head="fc")
+    with pytest.raises(
+        ValueError, match=r"hidden parameter must name at least one width of 1 or more, got \(\) instead"
+    ):
+        mlp(3, ())
