@@ -77,11 +77,12 @@ def mixture_figure(rows: list[Row]) -> Figure:
     panels = figure.subplots(2, 3, sharex=True)
     kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     for column, kernel in enumerate(kernels):
-        for row in (r for r in rows if r["kernel"] == kernel):
+        chosen = [r for r in rows if r["kernel"] == kernel]
+        for row in chosen:
             label, style = f"all harmonics, {row['scaling']} scaling", "--" if row["scaling"] == "paper" else "-"
             panels[0, column].plot(row["r"], row["full"], style, label=label)
             panels[1, column].semilogy(row["r"], np.abs(row["difference"]), style, label=f"{row['scaling']} scaling")
-        panels[0, column].plot(row["r"], row["first"], "k:", label="first harmonic")
+        panels[0, column].plot(chosen[0]["r"], chosen[0]["first"], "k:", label="first harmonic")
         panels[0, column].set(title=LABELS[kernel])
         panels[1, column].set(xlabel="r", ylim=(1e-9, 1e-1))
         _clean(panels[0, column])
