@@ -1,4 +1,5 @@
 # Everything runs from .venv, which this file makes from pyproject.toml and constraints.txt.
+SHELL = /bin/bash
 PYTHON ?= python3
 BIN = .venv/bin
 STAMP = .venv/.installed
@@ -7,13 +8,12 @@ STAMP = .venv/.installed
 
 setup: $(STAMP)
 
-# torch comes first and pinned: without a pin pip takes a build with gigabytes of CUDA.
+# torch comes first and pinned, so that a local CPU build of that version is taken where there is one.
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Setting up .venv (a few minutes the first time) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch 2>&1 | grep -v 'is ignored: it is neither a file' || true
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' 2>&1 | grep -v 'is ignored: it is neither a file' || true
-	@$(BIN)/python -c 'import bochner, pytest'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
 demo: setup

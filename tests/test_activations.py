@@ -1,6 +1,7 @@
 """Activations against the formulas of the paper, written out here."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -146,6 +147,14 @@ def test_bias_priors_and_stationarity_are_declared():
     }
 
 
+@pytest.mark.parametrize("name", activations.ACTIVATIONS)
+def test_pickle_and_equality(name):
+    activation = activations.resolve(name)
+    assert pickle.loads(pickle.dumps(activation)) == activation == activations.resolve(name)
+    assert activations.triangle() != activations.triangle(scaling="paper")
+    assert activations.local_matern(1.5) != activations.local_matern(2.5)
+
+
 def test_unknown_name_suggests_the_nearest():
     with pytest.raises(
         ValueError, match=r"activation parameter must be one of .*got 'sine' instead\. Did you mean 'sin'\?"
@@ -156,6 +165,10 @@ def test_unknown_name_suggests_the_nearest():
 
 
 def test_bad_arguments():
+    with pytest.raises(
+        ValueError, match=r"activation parameter must be an object or one of .*did you forget to call it\?"
+    ):
+        activations.resolve(activations.sin)
     with pytest.raises(ValueError, match=r"scaling parameter must be 'unit' or 'paper', got 'half' instead"):
         activations.triangle(scaling="half")
     with pytest.raises(ValueError, match=r"nu parameter must be positive and finite, got 0 instead"):

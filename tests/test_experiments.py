@@ -95,6 +95,16 @@ def test_bad_command_lines_are_refused_before_any_work(tmp_path):
     assert result.exit_code == 2
     assert "cannot be written to" in result.output
     assert runner.invoke(app, ["run", "gram", "--seed", "-1"]).exit_code == 2
+    assert runner.invoke(app, ["run", "gram", "--seed", "99999999999999999999"]).exit_code == 2
+    assert "bochner 0." in runner.invoke(app, ["--version"]).output
+
+
+def test_a_second_run_does_nothing_and_another_seed_does(tmp_path):
+    outputs = [
+        CliRunner().invoke(app, ["run", "activations", "--out", str(tmp_path), "--seed", s]).output
+        for s in ("1", "1", "2")
+    ]
+    assert ["already" in output for output in outputs] == [False, True, False]
 
 
 def test_the_code_in_the_readme_runs():

@@ -1,6 +1,7 @@
 """The model layer as an ordinary module: shapes, transforms, state, prior."""
 
 import math
+import pickle
 
 import pytest
 import scipy.stats
@@ -155,15 +156,30 @@ def test_trains_inside_any_module(generator):
     assert layer.lengthscale.item() != before
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_layer_can_be_pickled(name, generator):
+    layer = make(name)
+    x = torch.randn(4, 3, generator=generator)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(layer))(x), layer(x), rtol=0, atol=0)
+
+
 def test_repr_names_the_prior():
     assert "kernel=Matern(nu=1.5, product=False), activation='sin'" in repr(make())
 
 
 def test_bad_arguments(generator):
-    with pytest.raises(ValueError, match="out_features parameter must be at least 1, got 0 instead"):
+    with pytest.raises(ValueError, match="out_features parameter must be an integer of at least 1, got 0 instead"):
         StationaryLayer(3, 0)
-    with pytest.raises(ValueError, match="in_features parameter must be at least 1, got 0 instead"):
+    with pytest.raises(ValueError, match="in_features parameter must be an integer of at least 1, got 0 instead"):
         StationaryLayer(0, 3)
+    with pytest.raises(ValueError, match=r"out_features parameter must be an integer of at least 1, got 8\.5 instead"):
+        StationaryLayer(3, 8.5)
+    with pytest.raises(
+        ValueError, match=r"dtype parameter must be torch.float32 or torch.float64.*got torch.float16 instead"
+    ):
+        StationaryLayer(3, 8, dtype=torch.float16)
+    with pytest.raises(ValueError, match="shifts parameter must be at least 1, got 0 instead"):
+        width_error(make(), torch.zeros(2, 3), shifts=0)
     with pytest.raises(ValueError, match=r"out_features parameter must be even under 'paired'.*got 7 instead"):
         StationaryLayer(3, 7, activation="paired")
     with pytest.raises(ValueError, match=r"lengthscale parameter must be positive and finite.*got nan instead"):

@@ -34,7 +34,7 @@ def test_log_joint_of_a_regression_network(generator):
     expected += scipy.stats.gamma(0.5, scale=1).logpdf(0.3)
     for p in extractor.parameters():
         expected += scipy.stats.norm(0, math.sqrt(1 / 2)).logpdf(p.detach().numpy()).sum()
-    assert model.log_joint(x, y).item() == pytest.approx(expected, rel=1e-7)
+    assert model.log_joint(x, y).item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_minibatches_estimate_the_log_joint_without_bias(generator):
@@ -73,6 +73,33 @@ def test_prior_functions_have_the_induced_covariance():
     z = math.sqrt(3) * (x - x.T).abs()
     deviation = (products.mean(0) - (1 + z) * torch.exp(-z)) / (products.std(0) / math.sqrt(4000))
     assert deviation.abs().max() < 5
+
+
+def test_global_random_state_is_left_alone():
+    state = torch.get_rng_state()
+    generator = torch.Generator().manual_seed(0)
+    extractor = mlp(3, (4, 3), generator=generator)
+    model = Model(StationaryLayer(3, 8, generator=generator), 1, Gaussian(), extractor=extractor, generator=generator)
+    swap_head(model.extractor, width=4, generator=generator)
+    torch.testing.assert_close(torch.get_rng_state(), state, rtol=0, atol=0)
+
+
+def test_a_likelihood_given_to_two_models_is_not_shared():
+    likelihood = Gaussian(0.3)
+    first = Model(StationaryLayer(3, 8), 1, likelihood)
+    second = Model(StationaryLayer(3, 8, dtype=torch.float64), 1, likelihood)
+    assert first.likelihood.noise.dtype == torch.float32
+    assert second.likelihood.noise.item() == pytest.approx(0.3, rel=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64])
+def test_labels_of_any_integer_type_and_leading_dimensions(dtype, generator):
+    f = torch.randn(2, 3, 3, generator=generator)
+    y = torch.tensor([[0, 1, 2], [2, 1, 0]], dtype=dtype)
+    expected = torch.log_softmax(f, -1).gather(-1, y.long()[..., None])[..., 0]
+    torch.testing.assert_close(Categorical()(f, y), expected)
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        Categorical()(f[0], torch.tensor([0, -100, 1]))
 
 
 def test_output_weights_depend_on_the_generator_alone():
@@ -119,12 +146,25 @@ def test_paper_network_has_the_papers_shape():
 
 def test_bad_arguments(generator):
     layer = StationaryLayer(3, 10, generator=generator)
-    with pytest.raises(ValueError, match="out_features parameter must be at least 1, got 0 instead"):
+    with pytest.raises(ValueError, match="out_features parameter must be an integer of at least 1, got 0 instead"):
         Model(layer, 0, Gaussian())
     with pytest.raises(ValueError, match="out_features parameter must be at least 2 for classes, got 1 instead"):
         Model(layer, 1, Categorical())
-    with pytest.raises(ValueError, match="extractor_precision parameter must be positive, got 0 instead"):
+    with pytest.raises(ValueError, match="extractor_precision parameter must be positive and finite, got 0 instead"):
         Model(layer, 1, Gaussian(), extractor_precision=0)
+    with pytest.raises(ValueError, match="layer parameter must be a StationaryLayer, got Linear"):
+        Model(nn.Linear(1, 3), 1, Gaussian())
+    with pytest.raises(ValueError, match=r"likelihood parameter must be Gaussian\(\) or Categorical\(\), got <class"):
+        Model(layer, 1, Gaussian)
+    for num_data in (-5, 1):
+        with pytest.raises(
+            ValueError, match=f"num_data parameter must be at least the number of rows, 2.*got {num_data}"
+        ):
+            Model(layer, 1, Gaussian()).log_joint(torch.zeros(2, 3), torch.zeros(2, 1), num_data=num_data)
+    with pytest.raises(
+        ValueError, match=r"head '0' must be the last module of its nn.Sequential, but LogSoftmax comes after it"
+    ):
+        swap_head(nn.Sequential(nn.Linear(2, 2), nn.LogSoftmax(-1)), width=3)
     with pytest.raises(ValueError, match="noise parameter must be positive and finite, got 0 instead"):
         Gaussian(0)
     with pytest.raises(ValueError, match=r"targets must have the shape of the outputs, \(2, 1\), got \(2,\) instead"):

@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import scipy.stats
@@ -108,11 +109,33 @@ def test_kernel_gradient_in_the_lengthscale_is_finite_on_the_diagonal(generator)
         assert grad > 0
 
 
-@pytest.mark.parametrize("nu", [0.3, 2.2, 8.3, 40.7])
+@pytest.mark.parametrize("nu", [0.3, 2.2, 8.3, 19.9, 40.7])
 def test_matern_is_continuous_at_zero(nu):
     assert matern(torch.tensor([0.0, 1e-300, 1e-40]).double(), nu=nu).tolist() == pytest.approx(
         [1.0, 1.0, 1.0], abs=1e-12
     )
+
+
+@pytest.mark.parametrize("nu", [0.3, 1.0, 3.7, 12.5, 19.9, 20.0, 20.5, 33.3, 150.0, 1000.0])
+def test_matern_of_any_smoothness_is_its_definition(nu):
+    """Against mpmath, which has the Bessel function in as many digits as one likes."""
+    r = torch.tensor([0.05, 0.5, 1.0, 3.0, 8.0], dtype=torch.float64)
+    expected = []
+    with mpmath.workdps(50):
+        for value in r.tolist():
+            z = mpmath.sqrt(2 * mpmath.mpf(nu)) * mpmath.mpf(value)
+            expected.append(float(mpmath.power(2, 1 - nu) / mpmath.gamma(nu) * z**nu * mpmath.besselk(nu, z)))
+    np.testing.assert_allclose(matern(r, nu=nu).numpy(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("nu", [0.7, 1.0, 2.2, 25.0])
+def test_matern_second_derivative_matches_finite_differences(nu):
+    def slope(r):
+        return torch.func.vmap(torch.func.grad(lambda v: matern(v, nu=nu)))(r)
+
+    r = torch.linspace(0.3, 3, 20, dtype=torch.float64)
+    second = torch.func.vmap(torch.func.grad(torch.func.grad(lambda v: matern(v, nu=nu))))(r)
+    torch.testing.assert_close(second, (slope(r + 1e-5) - slope(r - 1e-5)) / 2e-5, rtol=1e-5, atol=1e-7)
 
 
 def test_bad_arguments():
@@ -124,5 +147,21 @@ def test_bad_arguments():
         RBF().kernel(x, lengthscale=math.nan)
     with pytest.raises(ValueError, match=r"lengthscale parameter must be positive and finite.*got -1.0 instead"):
         RBF().sample(3, 1, lengthscale=-1.0)
+    with pytest.raises(
+        ValueError, match=r"lengthscale parameter must be positive and finite.*got tensor\(\[\]\) instead"
+    ):
+        RBF().kernel(x, lengthscale=torch.tensor([]))
+    with pytest.raises(ValueError, match="lengthscale parameter must be a number or 1 numbers, got 3 instead"):
+        RBF().kernel(x, lengthscale=torch.ones(3))
+    with pytest.raises(ValueError, match="lengthscale parameter must be a number or 1 numbers, got 3 instead"):
+        RBF().sample(4, 1, lengthscale=torch.ones(3))
+    with pytest.raises(ValueError, match=r"x2 parameter must have shape \(m, 1\), got \(4, 3\) instead"):
+        RBF().kernel(x, torch.zeros(4, 3))
+    with pytest.raises(ValueError, match=r"x parameter must have shape \(n, d\), got \(5,\) instead"):
+        RBF().kernel(torch.zeros(5))
+    with pytest.raises(ValueError, match="kernel parameter must be an object or one of"):
+        spectra.resolve(Matern)
+    with pytest.raises(TypeError, match="nu"):
+        Exponential(nu=2.5)
     with pytest.raises(ValueError, match=r"got 'mattern32' instead\. Did you mean 'matern32'\?"):
         spectra.resolve("mattern32")

@@ -40,7 +40,7 @@ class Activation:
         unit: Factor that z is multiplied with before the wave.
         shift: Constant that is added before the wave.
         variance: Prior variance Σ_λ a_λ of one output of a periodic activation, or None.
-        decay: The harmonics: a_λ ∝ λ^−decay over odd λ; 0 means that λ = 1 is the only one.
+        odd_quartic: Whether the harmonics are all odd λ with a_λ ∝ λ⁻⁴; otherwise λ = 1 is the only one.
         outputs: Outputs per unit, 1 or (for paired features) 2.
     """
 
@@ -52,7 +52,7 @@ class Activation:
     unit: float = 1.0
     shift: float = 0.0
     variance: float | None = None
-    decay: int = 0
+    odd_quartic: bool = False
     outputs: int = 1
 
     def __call__(self, z: Any, xp: Any = torch) -> Any:
@@ -70,12 +70,12 @@ class Activation:
             raise ValueError(f"The activation '{self.name}' is not periodic, so it has no harmonics.")
         if not 0 < tolerance < 1:
             raise ValueError(f"The tolerance parameter must lie between 0 and 1, got {tolerance} instead.")
-        if self.decay == 0:
+        if not self.odd_quartic:
             return torch.ones(1, dtype=torch.float64), torch.full((1,), self.variance, dtype=torch.float64)
         # Odd numbers above L weigh less than the integral of u^-4 / 2 from L - 1, which is (L - 1)^-3 / 6.
         count = math.ceil((2 + (6 * tolerance) ** (-1 / 3)) / 2)
         frequency = 2 * torch.arange(count, dtype=torch.float64) + 1
-        weight = frequency**-self.decay * (self.variance / ODD_QUARTIC_SUM)
+        weight = frequency**-4 * (self.variance / ODD_QUARTIC_SUM)
         weight[-1] = self.variance - weight[:-1].sum()
         return frequency, weight
 
@@ -121,18 +121,30 @@ class _Trapezoid(torch.autograd.Function):
         return _Trapezoid._times_derivative(ctx, tangent), None
 
 
-def _trapezoid(u: Any, xp: Any, *, height: float, slope: float, limit: float) -> Any:
+@dataclass(frozen=True)
+class TrapezoidWave:
     """A wave of period 1 in u: a triangle of the given height and slope, cut off at ±limit."""
-    if xp is torch and not torch.compiler.is_compiling():
-        return _Trapezoid.apply(u, height, slope, limit)[0]  # pyright: ignore[reportOptionalSubscript]
-    return xp.clip(height - slope * xp.abs(u - xp.round(u)), -limit, limit)
+
+    height: float
+    slope: float
+    limit: float
+
+    def __call__(self, u: Any, xp: Any = torch) -> Any:
+        """Evaluates the wave."""
+        if xp is torch and not torch.compiler.is_compiling():
+            return _Trapezoid.apply(u, self.height, self.slope, self.limit)[0]  # pyright: ignore[reportOptionalSubscript]
+        return xp.clip(self.height - self.slope * xp.abs(u - xp.round(u)), -self.limit, self.limit)
+
+
+def _sine_wave(u: Any, xp: Any = torch) -> Any:
+    return math.sqrt(2) * xp.sin(u)
 
 
 def sin() -> Activation:
     r"""$\sigma(z) = \sqrt2 \sin z$ with uniform bias: induces the kernel of the weight prior exactly."""
     return Activation(
         name="sin",
-        wave=lambda u, xp=torch: math.sqrt(2) * xp.sin(u),
+        wave=_sine_wave,
         bias="uniform",
         stationarity="stationary",
         period=2 * math.pi,
@@ -148,7 +160,7 @@ def sincos() -> Activation:
     """
     return Activation(
         name="sincos",
-        wave=lambda u, xp=torch: math.sqrt(2) * xp.sin(u),
+        wave=_sine_wave,
         bias="none",
         stationarity="stationary",
         period=2 * math.pi,
@@ -186,20 +198,16 @@ def triangle(scaling: Scaling = "unit") -> Activation:
     """
     variance = _variance(scaling)
     amplitude = math.sqrt(3 * variance)
-
-    def wave(u: Any, xp: Any = torch) -> Any:
-        return _trapezoid(u, xp, height=amplitude, slope=4 * amplitude, limit=amplitude)
-
     return Activation(
         name="triangle",
-        wave=wave,
+        wave=TrapezoidWave(height=amplitude, slope=4 * amplitude, limit=amplitude),
         bias="uniform",
         stationarity="stationary",
         period=2 * math.pi,
         unit=1 / (2 * math.pi),
         shift=-1 / 4,
         variance=variance,
-        decay=4,
+        odd_quartic=True,
     )
 
 
@@ -211,20 +219,16 @@ def periodic_relu(scaling: Scaling = "unit") -> Activation:
     """
     variance = _variance(scaling)
     amplitude = math.sqrt(1.5 * variance)
-
-    def wave(u: Any, xp: Any = torch) -> Any:
-        return _trapezoid(u, xp, height=2 * amplitude, slope=8 * amplitude, limit=amplitude)
-
     return Activation(
         name="periodic_relu",
-        wave=wave,
+        wave=TrapezoidWave(height=2 * amplitude, slope=8 * amplitude, limit=amplitude),
         bias="uniform",
         stationarity="stationary",
         period=2 * math.pi,
         unit=1 / (2 * math.pi),
         shift=-1 / 8,
         variance=variance,
-        decay=4,
+        odd_quartic=True,
     )
 
 
@@ -235,24 +239,56 @@ def _variance(scaling: str) -> float:
     return variances[scaling]
 
 
+def _relu_wave(u: Any, xp: Any = torch) -> Any:
+    return xp.clip(u, 0.0)
+
+
 def relu() -> Activation:
     """max(z, 0): not stationary; its kernel is the arc-cosine kernel of order 1."""
-    return Activation("relu", lambda u, xp=torch: xp.clip(u, 0.0), bias="normal", stationarity="none")
+    return Activation("relu", _relu_wave, bias="normal", stationarity="none")
+
+
+def _step_wave(u: Any, xp: Any = torch) -> Any:
+    return xp.where(u > 0, 1.0, 0.0 * u)
 
 
 def step() -> Activation:
     """1 for z > 0, else 0: not stationary; its kernel is the arc-cosine kernel of order 0. No gradient."""
-    return Activation("step", lambda u, xp=torch: xp.where(u > 0, 1.0, 0.0 * u), bias="normal", stationarity="none")
+    return Activation("step", _step_wave, bias="normal", stationarity="none")
+
+
+def _erf_wave(u: Any, xp: Any = torch) -> Any:
+    return xp.special.erf(u)
 
 
 def erf() -> Activation:
     """The error function, a sigmoid: not stationary; its kernel is the neural-network kernel."""
-    return Activation("erf", lambda u, xp=torch: xp.special.erf(u), bias="normal", stationarity="none")
+    return Activation("erf", _erf_wave, bias="normal", stationarity="none")
+
+
+def _bump_wave(u: Any, xp: Any = torch) -> Any:
+    return xp.exp(-(u * u))
 
 
 def local_rbf() -> Activation:
     """exp(−z²), as in the paper's code: stationary under a Gaussian envelope, prior variance falls to zero far away."""
-    return Activation("local_rbf", lambda u, xp=torch: xp.exp(-(u * u)), bias="normal", stationarity="local")
+    return Activation("local_rbf", _bump_wave, bias="normal", stationarity="local")
+
+
+@dataclass(frozen=True)
+class MaternWave:
+    """The impulse response whose autocorrelation is the Matérn function."""
+
+    nu: float
+
+    def __call__(self, u: Any, xp: Any = torch) -> Any:
+        """Evaluates the wave in logs, since the gamma functions overflow before their ratio does."""
+        nu, rate = self.nu, math.sqrt(2 * self.nu)
+        log_q = 0.5 * (math.log(2 * math.sqrt(math.pi)) + math.lgamma(nu + 0.5) - math.lgamma(nu)) + nu * math.log(rate)
+        # Off the support z is replaced before the logarithm, so that no NaN reaches the gradient.
+        positive = xp.where(u > 0, u, 1.0)
+        value = xp.exp(log_q - math.lgamma(nu + 0.5) + (nu - 0.5) * xp.log(positive) - rate * positive)
+        return xp.where(u > 0, value, 0.0)
 
 
 def local_matern(nu: float = 1.5) -> Activation:
@@ -265,17 +301,7 @@ def local_matern(nu: float = 1.5) -> Activation:
     """
     if not (nu > 0 and math.isfinite(nu)):
         raise ValueError(f"The nu parameter must be positive and finite, got {nu} instead.")
-    rate = math.sqrt(2 * nu)
-    log_q = 0.5 * (math.log(2 * math.sqrt(math.pi)) + math.lgamma(nu + 0.5) - math.lgamma(nu)) + nu * math.log(rate)
-    log_scale = log_q - math.lgamma(nu + 0.5)
-
-    def wave(u: Any, xp: Any = torch) -> Any:
-        # Off the support z is replaced before the logarithm, so that no NaN reaches the gradient.
-        positive = xp.where(u > 0, u, 1.0)
-        value = xp.exp(log_scale + (nu - 0.5) * xp.log(positive) - rate * positive)
-        return xp.where(u > 0, value, 0.0)
-
-    return Activation("local_matern", wave, bias="normal", stationarity="local")
+    return Activation("local_matern", MaternWave(nu), bias="normal", stationarity="local")
 
 
 ACTIVATIONS: dict[str, Callable[[], Activation]] = {
@@ -288,7 +314,7 @@ def resolve(activation: str | Activation) -> Activation:
     """Turns the name of an activation into the activation; an Activation passes through."""
     if isinstance(activation, Activation):
         return activation
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(unknown("activation", activation, ACTIVATIONS))
     return ACTIVATIONS[activation]()
 
@@ -296,6 +322,8 @@ def resolve(activation: str | Activation) -> Activation:
 def unknown(argument: str, value: object, known: Iterable[str]) -> str:
     """The message for a name that is not among the known ones, with the nearest of them."""
     known = list(known)
+    if callable(value):
+        return f"The {argument} parameter must be an object or one of {', '.join(known)}, got {value}; did you forget to call it?"
     near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return f"The {argument} parameter must be one of {', '.join(known)}, got {value!r} instead.{hint}"

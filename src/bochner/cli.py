@@ -7,17 +7,28 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+import bochner
 from bochner.activations import unknown
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Neural networks that know what they do not know.")
 console = Console(highlight=False)
 
 Out = Annotated[Path, typer.Option(help="Folder for rows and figures; made if missing.")]
-Seed = Annotated[int, typer.Option(help="Seed of every draw.", min=0)]
+Seed = Annotated[int, typer.Option(help="Seed of every draw.", min=0, max=2**31 - 1)]
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        console.print(f"bochner {bochner.__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
     """Neural networks that know what they do not know."""
 
 
@@ -41,15 +52,18 @@ def _run_theory(names: list[str], out: Path, seed: int) -> None:
     from bochner.experiments.theory import EXPERIMENTS, Config
     from bochner.reports.theory import FIGURES, save_figure
 
+    common = {"seed": seed, "protocol": "bochner", **provenance()}
     for name in names:
+        path, figure = out / f"{name}.jsonl", out / f"{name}.svg"
+        have = read_rows(path)
+        if have and figure.exists() and all(have[0].get(key) == value for key, value in common.items()):
+            console.print(f"{name:<12}  already   {path}   {figure}", soft_wrap=True)
+            continue
         start = time.perf_counter()
         with console.status(f"{name} ..."):
             rows = EXPERIMENTS[name](Config(seed=seed))
             seconds = time.perf_counter() - start
-            common = {"experiment": name, "seed": seed, **provenance()}
-            path = out / f"{name}.jsonl"
-            write_rows(path, [{**common, **row} for row in rows])
-            figure = out / f"{name}.svg"
+            write_rows(path, [{"experiment": name, **common, **row} for row in rows])
             save_figure(FIGURES[name](read_rows(path)), figure)
         console.print(f"{name:<12} {seconds:5.1f} s   {path}   {figure}", soft_wrap=True)
 

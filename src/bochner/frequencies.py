@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bochner.activations import Activation, unknown
-from bochner.spectra import RBF, Matern, Spectrum, open_uniform
+from bochner.spectra import Spectrum, open_uniform
 
 METHODS = ("iid", "orthogonal", "sobol")
 
@@ -60,7 +60,11 @@ def _sobol(num: int, dim: int, generator: torch.Generator | None) -> Tensor:
         raise ValueError(
             f"Sobol frequencies need at most {limit} dimensions, got {dim - 1}; use 'orthogonal' or 'iid'."
         )
-    grid = (open_uniform(1, 1, generator) + torch.arange(num).reshape(-1, 1) / num).remainder(1.0).clamp(min=2.0**-54)
+    grid = (
+        (open_uniform(1, 1, generator) + torch.arange(num, dtype=torch.float64).reshape(-1, 1) / num)
+        .remainder(1.0)
+        .clamp(min=2.0**-54)
+    )
     if dim == 1:
         return grid
     device = generator.device if generator is not None else "cpu"
@@ -76,7 +80,7 @@ def _orthogonal(spectrum: Spectrum, u: Tensor, dim: int, generator: torch.Genera
     A Haar-distributed orthogonal matrix has uniform rows, so that each row times an independent length of the right
     distribution has the prior's own distribution.
     """
-    if not isinstance(spectrum, RBF | Matern) or not spectrum.isotropic:
+    if not spectrum.isotropic:
         raise ValueError(
             f"The frequencies parameter 'orthogonal' needs an isotropic spectrum, got {spectrum}; use 'sobol' or 'iid'."
         )

@@ -66,8 +66,8 @@ class StationaryLayer(nn.Module):
         self.spectrum = spectra.resolve(kernel)
         self.activation = activations.resolve(activation)
         for name, value in (("in_features", in_features), ("out_features", out_features)):
-            if value < 1:
-                raise ValueError(f"The {name} parameter must be at least 1, got {value} instead.")
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"The {name} parameter must be an integer of at least 1, got {value!r} instead.")
         if out_features % self.activation.outputs:
             raise ValueError(
                 f"The out_features parameter must be even under '{self.activation.name}', a sine and a cosine for each "
@@ -84,11 +84,16 @@ class StationaryLayer(nn.Module):
             self.spectrum, self.activation, num_units, in_features, method=frequencies, generator=generator
         )
         dtype = dtype or torch.get_default_dtype()
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"The dtype parameter must be torch.float32 or torch.float64 (phases need it), got {dtype} instead."
+            )
         self.weight = nn.Parameter(weight.to(device, dtype))
         if self.activation.bias == "uniform" and bias is not None:
             bias = torch.logit((bias / math.pi + 1) / 2)
         self.bias = None if bias is None else nn.Parameter(bias.to(device, dtype))
         self.log_lengthscale = nn.Parameter(scale.log().to(device, dtype))
+        self.phase = nn.Identity()  # where hooks find the argument of the wave
 
     @property
     def lengthscale(self) -> Tensor:
@@ -118,8 +123,10 @@ class StationaryLayer(nn.Module):
         elif shift:
             bias = self.weight.new_full((len(self.weight),), shift)
         with torch.autocast(x.device.type, enabled=False):
-            u = F.linear(x.to(self.weight.dtype) * (unit / self.lengthscale), self.weight, bias)
-            return self.activation.wave(u)
+            if x.dtype in (torch.float16, torch.bfloat16):
+                x = x.to(self.weight.dtype)
+            u = F.linear(x * (unit / self.lengthscale), self.weight, bias)
+            return self.activation.wave(self.phase(u))
 
     def log_prior(self, *, jacobian: bool = False) -> Tensor:
         """Log prior density of weights, biases and lengthscale.
@@ -173,6 +180,8 @@ def width_error(
     The covariance of the layer is h(x)·h(x')/K with its present weights. The shifts are random vectors, uniform within the
     spread of the inputs in either direction.
     """
+    if shifts < 1:
+        raise ValueError(f"The shifts parameter must be at least 1, got {shifts} instead.")
     if x.ndim != 2 or len(x) == 0:
         raise ValueError(
             f"The x parameter must have shape (n, {layer.in_features}) with n ≥ 1, got {tuple(x.shape)} instead."

@@ -3,7 +3,6 @@
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bochner.layers import gamma_log_prob
@@ -20,7 +19,7 @@ class Gaussian(nn.Module):
         super().__init__()
         if not (noise > 0 and math.isfinite(noise)):
             raise ValueError(f"The noise parameter must be positive and finite, got {noise} instead.")
-        self.log_noise = nn.Parameter(torch.tensor(math.log(noise)))
+        self.log_noise = nn.Parameter(torch.tensor(math.log(noise), dtype=torch.float64))
 
     @property
     def noise(self) -> Tensor:
@@ -51,7 +50,7 @@ class Categorical(nn.Module):
                 f"The targets must be integer class labels of shape {tuple(f.shape[:-1])}, got {y.dtype} of shape "
                 f"{tuple(y.shape)} instead."
             )
-        return -F.cross_entropy(f, y, reduction="none")
+        return torch.log_softmax(f, -1).gather(-1, y.long()[..., None])[..., 0]
 
     def log_prior(self, *, jacobian: bool = False) -> Tensor:  # noqa: ARG002
         """Zero: there is nothing to learn here."""

@@ -1,12 +1,14 @@
 """The whole network: feature extractor, model layer, output layer and likelihood, with its log joint density."""
 
 import copy
+import math
 
 import torch
 from torch import Tensor, nn
 
 from bochner.layers import StationaryLayer, normal_log_prob
 from bochner.likelihoods import Categorical, Gaussian, Likelihood
+from bochner.networks import linear
 
 
 class Model(nn.Module):
@@ -40,22 +42,32 @@ class Model(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if out_features < 1:
-            raise ValueError(f"The out_features parameter must be at least 1, got {out_features} instead.")
+        if not isinstance(layer, StationaryLayer):
+            raise ValueError(f"The layer parameter must be a StationaryLayer, got {layer} instead.")
+        if not isinstance(likelihood, Gaussian | Categorical):
+            raise ValueError(f"The likelihood parameter must be Gaussian() or Categorical(), got {likelihood} instead.")
+        if not isinstance(out_features, int) or out_features < 1:
+            raise ValueError(
+                f"The out_features parameter must be an integer of at least 1, got {out_features!r} instead."
+            )
         if isinstance(likelihood, Categorical) and out_features < 2:
             raise ValueError(f"The out_features parameter must be at least 2 for classes, got {out_features} instead.")
-        if not extractor_precision > 0:
-            raise ValueError(f"The extractor_precision parameter must be positive, got {extractor_precision} instead.")
+        if not 0 < extractor_precision < math.inf:
+            raise ValueError(
+                f"The extractor_precision parameter must be positive and finite, got {extractor_precision} instead."
+            )
         self.extractor = nn.Identity() if extractor is None else extractor
         self.layer = layer
-        self.output = nn.Linear(layer.out_features, out_features, bias=output_bias).to(layer.weight)
+        self.output = linear(layer.out_features, out_features, bias=output_bias, generator=torch.Generator()).to(
+            layer.weight
+        )
         device = generator.device if generator is not None else "cpu"
         draw = torch.randn(self.output.weight.shape, generator=generator, device=device, dtype=torch.float64)
         with torch.no_grad():
             self.output.weight.copy_(draw / layer.out_features**0.5)
             if output_bias:
                 self.output.bias.zero_()
-        self.likelihood = likelihood.to(layer.weight)
+        self.likelihood = copy.deepcopy(likelihood).to(layer.weight)
         self.extractor_precision = extractor_precision
 
     def features(self, x: Tensor) -> Tensor:
@@ -89,6 +101,10 @@ class Model(nn.Module):
             num_data: Size N of the data set when the rows are a minibatch: the likelihood then counts N/b times.
             jacobian: As in ``StationaryLayer.log_prior``.
         """
+        if num_data is not None and not num_data >= len(x) > 0:
+            raise ValueError(
+                f"The num_data parameter must be at least the number of rows, {len(x)}, and that at least 1, got {num_data}."
+            )
         scale = 1.0 if num_data is None else num_data / len(x)
         return scale * self.log_likelihood(x, y) + self.log_prior(jacobian=jacobian)
 
@@ -125,6 +141,12 @@ def swap_head(
             f"The head parameter must name an nn.Linear of the network ({', '.join(linears)}), got {name!r} instead."
         )
     old = linears[name]
+    parent = network.get_submodule(name.rpartition(".")[0]) if "." in name else network
+    if isinstance(parent, nn.Sequential) and parent is not old and parent[-1] is not old:
+        after = ", ".join(type(m).__name__ for m in list(parent)[[m is old for m in parent].index(True) + 1 :])
+        raise ValueError(
+            f"The head {name!r} must be the last module of its nn.Sequential, but {after} comes after it; remove that first."
+        )
     extractor: nn.Module = nn.Identity()
     if name:
         extractor = copy.deepcopy(network)

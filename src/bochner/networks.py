@@ -1,9 +1,28 @@
 """Feature extractors: what comes before the model layer."""
 
+import torch
 from torch import nn
+from torch.nn.utils import skip_init
 
 
-def mlp(in_features: int, hidden: tuple[int, ...] = (1000, 1000, 500, 25), *, dropout: float = 0.1) -> nn.Sequential:
+def linear(
+    in_features: int, out_features: int, *, bias: bool = True, generator: torch.Generator | None = None
+) -> nn.Linear:
+    """An ``nn.Linear`` with torch's usual initial distribution, drawn from an explicit generator."""
+    layer = skip_init(nn.Linear, in_features, out_features, bias=bias)
+    bound = in_features**-0.5
+    for parameter in layer.parameters():
+        nn.init.uniform_(parameter, -bound, bound, generator=generator)
+    return layer  # pyright: ignore[reportReturnType]
+
+
+def mlp(
+    in_features: int,
+    hidden: tuple[int, ...] = (1000, 1000, 500, 25),
+    *,
+    dropout: float = 0.1,
+    generator: torch.Generator | None = None,
+) -> nn.Sequential:
     """Fully connected extractor of the paper's UCI networks, d-1000-1000-500-25 by default.
 
     Every layer is followed by a ReLU, except that the last one, the bottleneck, ends without an activation. Dropout acts
@@ -13,8 +32,8 @@ def mlp(in_features: int, hidden: tuple[int, ...] = (1000, 1000, 500, 25), *, dr
         raise ValueError(f"The hidden parameter must name at least one width of 1 or more, got {hidden} instead.")
     layers: list[nn.Module] = []
     for width in hidden[:-1]:
-        layers += [nn.Linear(in_features, width), nn.ReLU()]
+        layers += [linear(in_features, width, generator=generator), nn.ReLU()]
         in_features = width
     if dropout and layers:
         layers.append(nn.Dropout(dropout))
-    return nn.Sequential(*layers, nn.Linear(in_features, hidden[-1]))
+    return nn.Sequential(*layers, linear(in_features, hidden[-1], generator=generator))

@@ -8,10 +8,11 @@ divides the frequencies: $\omega = w/\ell$ with $w$ drawn at $\ell = 1$.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 import scipy.special
 import torch
 from torch import Tensor
@@ -21,18 +22,27 @@ from bochner.activations import unknown
 
 def check_lengthscale(lengthscale: float | Tensor) -> Tensor:
     """Returns the lengthscale as a float64 tensor, after checking that every entry is positive and finite."""
-    value = torch.as_tensor(lengthscale, dtype=torch.float64)
-    if value.ndim > 1 or not bool((torch.isfinite(value) & (value > 0)).all()):
+    value = torch.as_tensor(lengthscale, dtype=torch.float64).detach()
+    if value.ndim > 1 or value.numel() == 0 or not bool((torch.isfinite(value) & (value > 0)).all()):
         raise ValueError(
             f"The lengthscale parameter must be positive and finite, a number or one per input, got {lengthscale} instead."
         )
     return value
 
 
-def _difference(x: Tensor, x2: Tensor, lengthscale: float | Tensor) -> Tensor:
-    """(x − x2) / ℓ for all pairs: (n, d) and (m, d) to (n, m, d)."""
+def check_pair(x: Tensor, x2: Tensor | None, lengthscale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
+    """Inputs divided by the lengthscale, after checking that their shapes fit; x2 defaults to x."""
+    dim = x.shape[-1] if x.ndim else 0
+    for name, value in (("x", x), ("x2", x if x2 is None else x2)):
+        if value.ndim != 2 or value.shape[1] != dim:
+            shape = "(n, d)" if name == "x" else f"(m, {dim})"
+            raise ValueError(f"The {name} parameter must have shape {shape}, got {tuple(value.shape)} instead.")
+    entries = check_lengthscale(lengthscale)
+    if entries.ndim and len(entries) != dim:
+        raise ValueError(f"The lengthscale parameter must be a number or {dim} numbers, got {len(entries)} instead.")
     scale = torch.as_tensor(lengthscale, dtype=x.dtype, device=x.device)
-    return (x / scale)[:, None, :] - (x2 / scale)[None, :, :]
+    scaled = x / scale
+    return scaled, scaled if x2 is None else x2 / scale
 
 
 class Spectrum(ABC):
@@ -59,8 +69,12 @@ class Spectrum(ABC):
         """Inverse-CDF map from the unit cube, ``k = uniforms(dim)``, to weights at unit lengthscale."""
 
     @abstractmethod
-    def correlation(self, difference: Tensor) -> Tensor:
-        """κ(r) at unit lengthscale."""
+    def distance(self, x: Tensor, x2: Tensor) -> Tensor:
+        """What the kernel depends on: Euclidean distances (n, m), or those of every coordinate (n, m, d) for a product."""
+
+    @abstractmethod
+    def correlation(self, distance: Tensor) -> Tensor:
+        """κ at unit lengthscale as a function of ``distance``: to (n, m)."""
 
     def log_prob(self, omega: Tensor, *, lengthscale: float | Tensor = 1.0) -> Tensor:
         r"""Log density of frequencies, $\log p(\ell\omega) + \sum_i \log \ell_i$."""
@@ -81,6 +95,8 @@ class Spectrum(ABC):
     ) -> Tensor:
         """Independent frequencies, in float64 on the CPU."""
         scale = check_lengthscale(lengthscale)
+        if scale.ndim and len(scale) != dim:
+            raise ValueError(f"The lengthscale parameter must be a number or {dim} numbers, got {len(scale)} instead.")
         return self.from_uniform(open_uniform(num, self.uniforms(dim), generator), dim) / scale
 
     def kernel(
@@ -91,8 +107,7 @@ class Spectrum(ABC):
         lengthscale: float | Tensor = 1.0,
     ) -> Tensor:
         """Closed-form covariance of all pairs of rows; differentiable in the inputs and the lengthscale."""
-        check_lengthscale(lengthscale if not isinstance(lengthscale, Tensor) else lengthscale.detach())
-        return self.correlation(_difference(x, x if x2 is None else x2, lengthscale))
+        return self.correlation(self.distance(*check_pair(x, x2, lengthscale)))
 
 
 def open_uniform(num: int, dim: int, generator: torch.Generator | None) -> Tensor:
@@ -123,9 +138,13 @@ class RBF(Spectrum):
         """Normal quantiles."""
         return torch.special.ndtri(u[:, :dim])
 
-    def correlation(self, difference: Tensor) -> Tensor:
+    def distance(self, x: Tensor, x2: Tensor) -> Tensor:
+        """Euclidean."""
+        return euclidean(x, x2)
+
+    def correlation(self, distance: Tensor) -> Tensor:
         """The squared-exponential function."""
-        return torch.exp(-0.5 * difference.square().sum(-1))
+        return torch.exp(-0.5 * distance.square())
 
 
 @dataclass(frozen=True)
@@ -180,25 +199,26 @@ class Matern(Spectrum):
         r"""The scale shared by a unit, $\sqrt{2\nu / \chi^2_{2\nu}}$, by its quantile."""
         return torch.from_numpy(np.sqrt(self.nu / scipy.special.gammaincinv(self.nu, u.numpy())))
 
-    def correlation(self, difference: Tensor) -> Tensor:
-        """The Matérn function of the norm, or the product of those of the coordinates."""
-        if self.product:
-            return matern(difference.abs(), nu=self.nu).prod(-1)
-        return matern(_norm(difference), nu=self.nu)
+    def distance(self, x: Tensor, x2: Tensor) -> Tensor:
+        """Euclidean, or |x − x2| in every coordinate."""
+        return (x[:, None, :] - x2[None, :, :]).abs() if self.product else euclidean(x, x2)
+
+    def correlation(self, distance: Tensor) -> Tensor:
+        """The Matérn function of the distance, or the product of those of the coordinates."""
+        value = matern(distance, nu=self.nu)
+        return value.prod(-1) if self.product else value
 
 
 @dataclass(frozen=True)
 class Exponential(Matern):
     r"""Cauchy weights: $\kappa(r) = \exp(-\lVert r\rVert)$, the Matérn kernel of $\nu = 1/2$."""
 
-    nu: float = 0.5
+    nu: float = field(default=0.5, init=False)
 
 
-def _norm(difference: Tensor) -> Tensor:
-    """Euclidean norm with gradient zero, not NaN, at zero."""
-    squared = difference.square().sum(-1)
-    zero = squared == 0
-    return torch.where(zero, 0.0, torch.where(zero, 1.0, squared).sqrt())
+def euclidean(x: Tensor, x2: Tensor) -> Tensor:
+    """Distances of all pairs, (n, d) and (m, d) to (n, m); from differences, and with gradient zero at zero."""
+    return torch.cdist(x, x2, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def matern(r: Tensor, *, nu: float) -> Tensor:
@@ -206,14 +226,17 @@ def matern(r: Tensor, *, nu: float) -> Tensor:
 
     $$ \kappa(r) = \frac{2^{1-\nu}}{\Gamma(\nu)} z^\nu K_\nu(z), \qquad z = \sqrt{2\nu}\, r $$
 
-    For $\nu = p + \frac12$ this is $e^{-z}$ times a polynomial, evaluated on any device; otherwise the Bessel function
-    comes from SciPy, on the CPU. Both have a gradient.
+    For $\nu = p + \frac12$ this is $e^{-z}$ times a polynomial. For $\nu \ge 20$, where the Bessel function overflows, it is
+    the mixture $\mathrm{E}[e^{-r^2/2g}]$ over $g \sim \mathrm{Gamma}(\nu, \nu)$ by Gauss–Laguerre quadrature. Both run on any
+    device. Otherwise the Bessel function comes from SciPy, on the CPU. All have a gradient.
     """
+    if nu >= 20:
+        nodes, weights = _gamma_quadrature(nu)
+        return sum(w * torch.exp(-0.5 * r.square() / g) for g, w in zip(nodes, weights, strict=True))  # pyright: ignore[reportReturnType]
     z = math.sqrt(2 * nu) * r
-    order = nu - 0.5
-    if order != int(order) or order > 10:
+    if nu % 1 != 0.5 or nu > 11:
         return _Bessel.apply(z, nu)  # pyright: ignore[reportReturnType]
-    p = int(order)
+    p = int(nu - 0.5)
     # Horner's scheme for sum_i (p+i)! / (i! (p-i)!) (2z)^(p-i) * p! / (2p)!.
     polynomial = torch.zeros_like(z)
     for i in range(p + 1):
@@ -222,31 +245,49 @@ def matern(r: Tensor, *, nu: float) -> Tensor:
     return polynomial * torch.exp(-z)
 
 
+def _gamma_quadrature(nu: float, num: int = 40) -> tuple[list[float], list[float]]:
+    """Nodes and weights of E over Gamma(ν, rate ν): the eigenproblem of the Laguerre recurrence, which cannot overflow."""
+    k = np.arange(num)
+    nodes, vectors = scipy.linalg.eigh_tridiagonal(2 * k + nu, np.sqrt(k[1:] * (k[1:] + nu - 1)))
+    return (nodes / nu).tolist(), (vectors[0] ** 2).tolist()
+
+
 class _Bessel(torch.autograd.Function):
-    r"""$f(z) = c\,z^\nu K_\nu(z)$ with $c = 2^{1-\nu}/\Gamma(\nu)$, whose slope is $-c\,z^\nu K_{\nu-1}(z)$."""
+    r"""$f_\nu(z) = c_\nu z^\nu K_\nu(z)$ with $c_\nu = 2^{1-\nu}/\Gamma(\nu)$.
+
+    Its slope $-c_\nu z^\nu K_{\nu-1}(z)$ is again of the family, so that derivatives of any order exist:
+    $f_\nu' = -z f_{\nu-1}/2(\nu - 1)$ for $\nu > 1$, and by $K_{-\mu} = K_\mu$ for $\nu < 1$.
+    """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, nu: float) -> Tensor:
-        ctx.save_for_backward(z)
-        ctx.nu = nu
-        value = _bessel_power(z, nu, nu)
-        return value.masked_fill(value.isinf(), 1.0)
+    def forward(z: Tensor, nu: float) -> Tensor:
+        array = np.atleast_1d(z.detach().double().cpu().numpy()).clip(min=1e-300)
+        # kve is exp(z) K(z). It overflows only for z so small, below order 20, that the limit 1 is exact.
+        with np.errstate(over="ignore"):
+            log_value = nu * np.log(array) + np.log(scipy.special.kve(nu, array)) - array
+        value = np.exp(log_value + (1 - nu) * math.log(2) - math.lgamma(nu))
+        return torch.from_numpy(np.where(np.isinf(value), 1.0, value)).reshape(z.shape).to(z)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(inputs[0])
+        ctx.nu = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (z,) = ctx.saved_tensors
-        slope = _bessel_power(z, ctx.nu, ctx.nu - 1)
-        return -grad * slope.masked_fill(slope.isinf() | (z == 0), 0.0), None
+        nu = ctx.nu if ctx.nu != 1 else 1 + 1e-9  # K_0 as the limit
+        positive = torch.where(z == 0, 1.0, z)
+        if nu > 1:
+            slope = positive * _Bessel.apply(positive, nu - 1) / (2 * (nu - 1))
+        else:
+            ratio = math.exp((1 - 2 * nu) * math.log(2) + math.lgamma(1 - nu) - math.lgamma(nu))
+            slope = ratio * positive ** (2 * nu - 1) * _Bessel.apply(positive, 1 - nu)
+        return -grad * torch.where(z == 0, 0.0, slope), None
 
-
-def _bessel_power(z: Tensor, nu: float, order: float) -> Tensor:
-    """2^(1−ν)/Γ(ν) z^ν K_order(z) for z > 0, in logs because z^ν and K overflow long before their product does."""
-    array = z.detach().double().cpu().clamp(min=1e-300).numpy()
-    # kve is exp(z) K(z). It overflows for tiny z, and so does this: the caller puts the limit z -> 0 there.
-    with np.errstate(over="ignore"):
-        log_value = nu * np.log(array) + np.log(scipy.special.kve(order, array)) - array
-    constant = (1 - nu) * math.log(2) - math.lgamma(nu)
-    return torch.from_numpy(np.exp(log_value + constant)).to(z)
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], z: Tensor, nu: float) -> tuple[Tensor, Any]:  # noqa: ARG004  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Bessel.apply(z, nu), in_dims[0]  # pyright: ignore[reportReturnType]
 
 
 SPECTRA: dict[str, Spectrum] = {
@@ -261,6 +302,6 @@ def resolve(kernel: str | Spectrum) -> Spectrum:
     """Turns a kernel's name into its spectrum; a Spectrum passes through."""
     if isinstance(kernel, Spectrum):
         return kernel
-    if kernel not in SPECTRA:
+    if not isinstance(kernel, str) or kernel not in SPECTRA:
         raise ValueError(unknown("kernel", kernel, SPECTRA))
     return SPECTRA[kernel]

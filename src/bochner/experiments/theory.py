@@ -129,7 +129,8 @@ def gram_matrices(config: Config) -> list[Row]:
     """Nine Gram matrices over [−3, 3], infinite width and finite (Figs. "gram" and "gram-finite").
 
     The finite one averages over networks of a few units. Locally stationary units there have weights ±1 and normal
-    biases, which is the network that their kernel belongs to.
+    biases: that is the network of the RBF-NN kernel exactly, and of the Matérn-NN kernels only roughly and up to a factor.
+    ``mean_difference`` compares the two after dividing each by its largest entry.
     """
     x = torch.linspace(-3, 3, config.gram_points, dtype=torch.float64)[:, None]
     generator = _generator(config)
@@ -148,13 +149,13 @@ def gram_matrices(config: Config) -> list[Row]:
                 "networks": config.gram_networks,
                 "infinite": _round(infinite, 5),
                 "finite": _round(finite, 5),
-                "mean_difference": float((_correlation(finite) - _correlation(infinite)).abs().mean()),
+                "mean_difference": float((_normalised(finite) - _normalised(infinite)).abs().mean()),
             }
         )
     return rows
 
 
-def _correlation(gram: Tensor) -> Tensor:
+def _normalised(gram: Tensor) -> Tensor:
     """A Gram matrix divided by its largest entry: kernels that are known up to a factor become comparable."""
     return gram / gram.abs().max()
 

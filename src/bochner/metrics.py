@@ -1,0 +1,109 @@
+"""Arrays in, floats out. Lower is better unless the name says otherwise.
+
+Out-of-distribution metrics take the scores of both sets, higher meaning more out of distribution, and count the
+out-of-distribution inputs as positives.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+
+def _arrays(**named: ArrayLike) -> list[np.ndarray]:
+    """Float arrays, after checking that each is finite and not empty."""
+    arrays = []
+    for name, value in named.items():
+        array = np.asarray(value, dtype=float)
+        if array.size == 0 or not np.isfinite(array).all():
+            raise ValueError(
+                f"The {name} parameter must hold at least one number and no NaN or infinity, got shape {array.shape}."
+            )
+        arrays.append(array)
+    return arrays
+
+
+def rmse(y: ArrayLike, mean: ArrayLike) -> float:
+    """Root mean squared error."""
+    y_, mean_ = _arrays(y=y, mean=mean)
+    if y_.shape != mean_.shape:
+        raise ValueError(f"The mean parameter must have the shape of y, {y_.shape}, got {mean_.shape} instead.")
+    return float(np.sqrt(np.mean((y_ - mean_) ** 2)))
+
+
+def nlpd(log_prob: ArrayLike, *, target_scale: float = 1.0) -> float:
+    """Mean negative log predictive density.
+
+    Args:
+        log_prob: Log density of each target, in the units that the model was trained in.
+        target_scale: What the targets were divided by before training: a density in original units is that of
+            standardised ones divided by the scale. 1 leaves it in the units of the model.
+    """
+    return float(-np.mean(_arrays(log_prob=log_prob)[0]) + np.log(target_scale))
+
+
+def _labels(y: ArrayLike, probabilities: np.ndarray) -> np.ndarray:
+    labels = np.asarray(y)
+    if labels.shape != probabilities.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(
+            f"The y parameter must hold {len(probabilities)} integer labels, got {labels.dtype} of shape {labels.shape}."
+        )
+    return labels
+
+
+def accuracy(y: ArrayLike, probabilities: ArrayLike) -> float:
+    """Share of rows whose most probable class is right; higher is better."""
+    (p,) = _arrays(probabilities=probabilities)
+    return float(np.mean(p.argmax(-1) == _labels(y, p)))
+
+
+def auc(y: ArrayLike, probabilities: ArrayLike) -> float:
+    """Area under the ROC curve; for more than two classes the mean over one-against-rest. Higher is better."""
+    (p,) = _arrays(probabilities=probabilities)
+    labels = _labels(y, p)
+    if len(np.unique(labels)) < 2:
+        raise ValueError(f"AUC needs at least two classes among the labels, got only {np.unique(labels).tolist()}.")
+    if p.shape[-1] == 2:
+        return float(roc_auc_score(labels, p[:, 1]))
+    return float(roc_auc_score(labels, p / p.sum(-1, keepdims=True), multi_class="ovr", labels=np.arange(p.shape[-1])))
+
+
+def brier(y: ArrayLike, probabilities: ArrayLike) -> float:
+    """Mean squared distance between probabilities and the one-hot label, between 0 and 2."""
+    (p,) = _arrays(probabilities=probabilities)
+    return float(np.mean(np.sum((p - np.eye(p.shape[-1])[_labels(y, p)]) ** 2, -1)))
+
+
+def ece(y: ArrayLike, probabilities: ArrayLike, *, bins: int = 15) -> float:
+    """Expected calibration error: |accuracy − confidence| averaged over equal-width bins of confidence."""
+    (p,) = _arrays(probabilities=probabilities)
+    confidence, right = p.max(-1), p.argmax(-1) == _labels(y, p)
+    index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    gaps = np.bincount(index, weights=right - confidence, minlength=bins)
+    return float(np.abs(gaps).sum() / len(p))
+
+
+def coverage(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> float:
+    """Share of targets inside their interval; best when it equals the nominal coverage."""
+    y_, low, high = _arrays(y=y, lower=lower, upper=upper)
+    return float(np.mean((low <= y_) & (y_ <= high)))
+
+
+def _ood(inside: ArrayLike, outside: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    scores = [a.ravel() for a in _arrays(inside=inside, outside=outside)]
+    return np.repeat([0, 1], [len(s) for s in scores]), np.concatenate(scores)
+
+
+def ood_auc(inside: ArrayLike, outside: ArrayLike) -> float:
+    """Probability that an outside input scores above an inside one; higher is better."""
+    return float(roc_auc_score(*_ood(inside, outside)))
+
+
+def ood_aupr(inside: ArrayLike, outside: ArrayLike) -> float:
+    """Average precision of detecting the outside inputs; higher is better, its base rate is their share."""
+    return float(average_precision_score(*_ood(inside, outside)))
+
+
+def fpr95(inside: ArrayLike, outside: ArrayLike) -> float:
+    """Share of inside inputs flagged at the threshold that flags 95 % of the outside ones."""
+    fpr, tpr, _ = roc_curve(*_ood(inside, outside))
+    return float(fpr[np.argmax(tpr >= 0.95)])

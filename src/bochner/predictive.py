@@ -1,0 +1,181 @@
+r"""What every posterior answers: the predictive distribution at some inputs.
+
+Shapes may carry leading batch dimensions (a stack of networks): (..., n, c) for n inputs and c outputs or classes.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Predictive(ABC):
+    """A predictive distribution; the two kinds are ``GaussianPredictive`` and ``CategoricalPredictive``."""
+
+    @abstractmethod
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log predictive density or probability of each target, (..., n)."""
+
+    @property
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """Entropy of the prediction, aleatoric and epistemic together, (..., n)."""
+
+    @property
+    @abstractmethod
+    def marginal_variance(self) -> Tensor:
+        """Variance over the posterior, summed over outputs or class probabilities, (..., n)."""
+
+    @property
+    @abstractmethod
+    def mutual_information(self) -> Tensor:
+        """Information between the target and the parameters: the epistemic part of the entropy, (..., n)."""
+
+    @property
+    @abstractmethod
+    def ood_score(self) -> Tensor:
+        """Higher for inputs that look less like the training data, (..., n)."""
+
+
+@dataclass(frozen=True)
+class GaussianPredictive(Predictive):
+    r"""Regression: $y = f + \varepsilon$ with $f$ from the posterior and $\varepsilon \sim \mathrm{N}(0, s^2)$.
+
+    Attributes:
+        mean: Mean of f, (..., n, c).
+        variance: Variance of f, (..., n, c), without noise.
+        noise: Noise standard deviation s, a scalar or of shape (...).
+        samples: Draws of f, (S, ..., n, c), where the posterior is a mixture over them; None where f is Gaussian.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    noise: Tensor
+    samples: Tensor | None = None
+
+    @classmethod
+    def from_samples(cls, samples: Tensor, noise: Tensor) -> "GaussianPredictive":
+        """The equal mixture of N(f_s, s²) over draws f_s of shape (S, ..., n, c)."""
+        return cls(samples.mean(0), samples.var(0, correction=0), noise, samples)
+
+    @property
+    def _noise(self) -> Tensor:
+        return self.noise[..., None, None]
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of y, noise included, (..., n, c)."""
+        return (self.variance + self._noise.square()).sqrt()
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        r"""Log density of y, summed over its components.
+
+        Gaussian with variance of f plus noise; for a mixture, $\log \frac1S \sum_s \prod_j \mathrm{N}(y_j \mid f_{sj}, s^2)$.
+        """
+        if y.shape[-2:] != self.mean.shape[-2:]:
+            raise ValueError(
+                f"The targets must have the shape of the mean, {tuple(self.mean.shape)}, got {tuple(y.shape)} instead."
+            )
+        if self.samples is None:
+            return normal_log_density(y, self.mean, self.std).sum(-1)
+        densities = normal_log_density(y, self.samples, self._noise).sum(-1)
+        return densities.logsumexp(0) - math.log(len(self.samples))
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of a Gaussian of the same variance: an upper bound for a mixture."""
+        return (0.5 * math.log(2 * math.pi * math.e) + self.std.log()).sum(-1)
+
+    @property
+    def marginal_variance(self) -> Tensor:
+        """Variance of f, summed over outputs."""
+        return self.variance.sum(-1)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """½ log(1 + Var f / s²), summed over outputs: exact where f is Gaussian."""
+        return 0.5 * torch.log1p(self.variance / self._noise.square()).sum(-1)
+
+    @property
+    def ood_score(self) -> Tensor:
+        """The variance of f."""
+        return self.marginal_variance
+
+    def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Central interval for y under a Gaussian of the same mean and variance, each (..., n, c)."""
+        if not 0 < coverage < 1:
+            raise ValueError(f"The coverage parameter must lie between 0 and 1, got {coverage} instead.")
+        half = torch.special.ndtri(torch.tensor(0.5 + coverage / 2, dtype=torch.float64)).item() * self.std
+        return self.mean - half, self.mean + half
+
+
+def normal_log_density(y: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    r"""$\log \mathrm{N}(y \mid \mu, \sigma^2)$, entry by entry."""
+    return -0.5 * ((y - mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class CategoricalPredictive(Predictive):
+    """Classification: moments of the class probabilities over the posterior.
+
+    Attributes:
+        probabilities: Mean probabilities, (..., n, c).
+        probability_variance: Their variance over the posterior, (..., n, c).
+        expected_entropy: Mean over the posterior of the entropy: the aleatoric part, (..., n).
+    """
+
+    probabilities: Tensor
+    probability_variance: Tensor
+    expected_entropy: Tensor
+
+    @classmethod
+    def from_logits(cls, logits: Iterable[Tensor]) -> "CategoricalPredictive":
+        """Averages over posterior draws of the outputs, each (..., n, c), one at a time: no stack of them is kept."""
+        count = 0
+        mean = square = entropy = torch.zeros(())
+        for draw in logits:
+            log_p = torch.log_softmax(draw, -1)
+            p = log_p.exp()
+            mean, square, entropy = mean + p, square + p.square(), entropy - (p * log_p).sum(-1)
+            count += 1
+        if count == 0:
+            raise ValueError("The logits parameter must hold at least one draw, got none.")
+        mean = mean / count
+        return cls(mean, (square / count - mean.square()).clamp(min=0), entropy / count)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log probability of each class label, (..., n) integers."""
+        if y.is_floating_point() or y.shape[-1:] != self.probabilities.shape[-2:-1]:
+            raise ValueError(
+                f"The targets must be integer class labels, one per row, got {y.dtype} of shape {tuple(y.shape)} instead."
+            )
+        index = y.expand(self.probabilities.shape[:-1]).unsqueeze(-1)
+        return self.probabilities.gather(-1, index).squeeze(-1).log()
+
+    @property
+    def confidence(self) -> Tensor:
+        """Probability of the most probable class, (..., n)."""
+        return self.probabilities.max(-1).values
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of the mean probabilities."""
+        return -torch.special.xlogy(self.probabilities, self.probabilities).sum(-1)
+
+    @property
+    def marginal_variance(self) -> Tensor:
+        """Variance of the probabilities over the posterior, summed over classes."""
+        return self.probability_variance.sum(-1)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """Entropy of the mean minus mean entropy."""
+        return (self.entropy - self.expected_entropy).clamp(min=0)
+
+    @property
+    def ood_score(self) -> Tensor:
+        """The predictive entropy."""
+        return self.entropy

@@ -1,0 +1,45 @@
+"""Small problems that several test files use."""
+
+import torch
+
+from bochner import Categorical, Gaussian, Model, StationaryLayer
+from bochner.networks import mlp
+
+
+def regression(
+    seed=0, *, width=12, hidden=None, noise=0.3, output_bias=False, outputs=1, activation="sin", kernel="matern32"
+):
+    generator = torch.Generator().manual_seed(seed)
+    extractor = None
+    if hidden is not None:
+        extractor = mlp(3, hidden, dropout=0.0, generator=generator).double()
+    layer = StationaryLayer(
+        3 if hidden is None else hidden[-1],
+        width,
+        kernel=kernel,
+        activation=activation,
+        lengthscale=0.8,
+        generator=generator,
+        dtype=torch.float64,
+    )
+    return Model(layer, outputs, Gaussian(noise), extractor=extractor, output_bias=output_bias, generator=generator)
+
+
+def classification(seed=0, *, width=12, classes=3, hidden=None):
+    generator = torch.Generator().manual_seed(seed)
+    extractor = None
+    if hidden is not None:
+        extractor = mlp(3, hidden, dropout=0.0, generator=generator).double()
+    layer = StationaryLayer(
+        3 if hidden is None else hidden[-1], width, lengthscale=0.8, generator=generator, dtype=torch.float64
+    )
+    return Model(layer, classes, Categorical(), extractor=extractor, generator=generator)
+
+
+def data(num=25, *, outputs=1, classes=None, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num, 3, generator=generator, dtype=torch.float64)
+    if classes:
+        return x, (x[:, 0] * 2 + x[:, 1]).round().long().remainder(classes)
+    y = torch.sin(2 * x[:, :1]) + 0.1 * torch.randn(num, outputs, generator=generator, dtype=torch.float64)
+    return x, y

@@ -1,0 +1,213 @@
+"""The closed-form posterior against dense Gaussian algebra written out here."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from bochner import Gaussian, Model, StationaryLayer
+from bochner.posteriors.closed_form import ClosedForm, ClosedFormClassifier, cholesky, tune_marginal
+from problems import classification, data, regression
+
+
+def dense(model, x, amplitude, outputs_bias):
+    """Prior covariance of f at x, as a Gaussian process with the features' kernel."""
+    phi = model.features(x).detach()
+    kernel = amplitude**2 * phi @ phi.T / phi.shape[-1]
+    return kernel + 1.0 if outputs_bias else kernel
+
+
+@pytest.mark.parametrize("chunk", [7, 1000])
+@pytest.mark.parametrize("output_bias", [False, True])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_prediction_is_the_gaussian_process_with_the_features_kernel(output_bias, outputs, chunk):
+    model = regression(output_bias=output_bias, outputs=outputs)
+    x, y = data(outputs=outputs)
+    x_new = torch.linspace(-4, 4, 11, dtype=torch.float64)[:, None].expand(-1, 3)
+    posterior = ClosedForm(model, x, y, amplitude=1.7, chunk=chunk)
+    joint = dense(model, torch.cat([x, x_new]), 1.7, output_bias)
+    k, ks, kss = joint[:25, :25] + 0.09 * torch.eye(25, dtype=torch.float64), joint[:25, 25:], joint[25:, 25:]
+    mean = ks.T @ torch.linalg.solve(k, y)
+    covariance = kss - ks.T @ torch.linalg.solve(k, ks)
+    prediction = posterior.predict(x_new)
+    torch.testing.assert_close(prediction.mean, mean, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(
+        prediction.variance, covariance.diagonal()[:, None].expand(-1, outputs), rtol=1e-8, atol=1e-10
+    )
+    torch.testing.assert_close(posterior.covariance(x_new), covariance, rtol=1e-8, atol=1e-10)
+    evidence = sum(
+        scipy.stats.multivariate_normal(np.zeros(25), k.numpy()).logpdf(y[:, j].numpy()) for j in range(outputs)
+    )
+    assert posterior.log_marginal_likelihood == pytest.approx(evidence, rel=1e-9)
+
+
+def test_function_samples_have_the_posterior_moments(generator):
+    model = regression()
+    x, y = data()
+    posterior = ClosedForm(model, x, y)
+    draws = posterior.sample(x[:4], 40_000, generator=generator)[..., 0]
+    covariance = posterior.covariance(x[:4])
+    error = (covariance.diagonal()[:, None] * covariance.diagonal() + covariance**2).sqrt() / math.sqrt(40_000)
+    assert ((torch.cov(draws.T) - covariance).abs() / error).max() < 5
+    assert (
+        (draws.mean(0) - posterior.predict(x[:4]).mean[:, 0]).abs() / (covariance.diagonal() / 40_000).sqrt()
+    ).max() < 5
+
+
+def test_streamed_evidence_gradient_is_that_of_the_dense_evidence():
+    """One step of tune_marginal with plain gradients: compare with autograd through the dense covariance."""
+    x, y = data()
+    model = regression()
+
+    def evidence(log_lengthscale, log_noise, log_amplitude):
+        parameters = {"layer.log_lengthscale": log_lengthscale}
+        phi = torch.func.functional_call(Features(model), {f"model.{k}": v for k, v in parameters.items()}, (x,))
+        k = torch.exp(2 * log_amplitude) * phi @ phi.T / 12 + torch.exp(2 * log_noise) * torch.eye(
+            25, dtype=torch.float64
+        )
+        return torch.distributions.MultivariateNormal(torch.zeros(25).double(), k).log_prob(y[:, 0])
+
+    class Features(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.model = inner
+
+        def forward(self, x):
+            return self.model.features(x)
+
+    start = tuple(torch.tensor(v, dtype=torch.float64) for v in (math.log(0.8), math.log(0.3), math.log(1.3)))
+    expected = torch.func.grad(evidence, argnums=(0, 1, 2))(*start)
+    captured = []
+    original = torch.optim.Adam.step
+
+    def spy(self, *args):
+        captured.extend(p.grad.clone() for p in self.param_groups[0]["params"])
+        return original(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.Adam, "step", spy)
+        _, history = tune_marginal(model, x, y, steps=1, amplitude=1.3, chunk=6)
+    assert history[0] == pytest.approx(evidence(*start).item(), rel=1e-9)
+    torch.testing.assert_close([-g for g in captured], list(expected), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("train_features", [False, True])
+def test_tuning_raises_the_evidence(train_features):
+    model = regression(noise=1.0)
+    x, y = data(60)
+    amplitude, history = tune_marginal(model, x, y, steps=60, train_features=train_features)
+    assert history[-1] > history[0] + 10
+    assert ClosedForm(model, x, y, amplitude=amplitude).log_marginal_likelihood > history[0] + 10
+
+
+def test_intervals_of_simulated_data_cover_at_their_nominal_rate():
+    """Data drawn from the prior 1,000 times: coverage of new targets within two standard errors."""
+    generator = torch.Generator().manual_seed(0)
+    layer = StationaryLayer(1, 60, activation="paired", kernel="matern32", generator=generator, dtype=torch.float64)
+    model = Model(layer, 1, Gaussian(0.2), generator=generator)
+    x = torch.linspace(-3, 3, 31, dtype=torch.float64)[:, None]
+    phi = model.features(x).detach()
+    hits = {0.5: 0, 0.9: 0, 0.95: 0}
+    for _ in range(1000):
+        f = phi @ torch.randn(60, 1, generator=generator, dtype=torch.float64) / math.sqrt(60)
+        y = f + 0.2 * torch.randn(31, 1, generator=generator, dtype=torch.float64)
+        train = torch.randperm(31, generator=generator)[:15]
+        test = int(torch.randint(31, (), generator=generator))
+        prediction = ClosedForm(model, x[train], y[train]).predict(x[test : test + 1])
+        new = f[test] + 0.2 * torch.randn(1, generator=generator, dtype=torch.float64)
+        for level in hits:
+            low, high = prediction.interval(level)
+            hits[level] += int(low[0] <= new <= high[0])
+    for level, count in hits.items():
+        assert abs(count / 1000 - level) <= 2 * math.sqrt(level * (1 - level) / 1000)
+
+
+def test_duplicated_features_are_no_obstacle():
+    model = regression()
+    with torch.no_grad():
+        model.layer.weight[6:] = model.layer.weight[:6]
+        model.layer.bias[6:] = model.layer.bias[:6]
+    x, y = data()
+    prediction = ClosedForm(model, x, y).predict(x)
+    assert torch.isfinite(prediction.mean).all()
+    assert (prediction.variance > 0).all()
+
+
+def test_cholesky_climbs_the_jitter_ladder_and_gives_up_with_a_reason():
+    singular = torch.ones(3, 3, dtype=torch.float64)
+    factor = cholesky(singular)
+    torch.testing.assert_close(factor @ factor.T, singular, rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=r"not positive definite even after jitter of 1e-6"):
+        cholesky(-torch.eye(3))
+
+
+@pytest.mark.parametrize("full_limit", [4000, 0])
+def test_classifier_mode_and_precision_are_those_of_the_log_joint(full_limit):
+    model = classification()
+    x, y = data(40, classes=3)
+    posterior = ClosedFormClassifier(model, x, y, amplitude=1.5, full_limit=full_limit, chunk=11)
+    phi = model.features(x).detach()
+
+    def loss(w):
+        return (
+            -torch.log_softmax(phi @ w.reshape(3, 12).T, -1).gather(1, y[:, None]).sum()
+            + 0.5 * 12 / 1.5**2 * w.square().sum()
+        )
+
+    w = posterior.mean.T.reshape(-1)
+    assert torch.func.grad(loss)(w).abs().max() < 1e-5
+    hessian = torch.func.hessian(loss)(w)
+    if full_limit:
+        torch.testing.assert_close(posterior.factor @ posterior.factor.T, hessian, rtol=1e-6, atol=1e-6)
+    else:
+        for j in range(3):
+            block = hessian[12 * j : 12 * j + 12, 12 * j : 12 * j + 12]
+            torch.testing.assert_close(posterior.factor[j] @ posterior.factor[j].T, block, rtol=1e-6, atol=1e-6)
+    mean, covariance = posterior.logit_moments(x[:5])
+    jacobian = torch.stack([torch.kron(torch.eye(3).double(), p[None]) for p in phi[:5]])
+    inverse = torch.linalg.inv(hessian)
+    if full_limit:
+        torch.testing.assert_close(covariance, jacobian @ inverse @ jacobian.mT, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(mean, phi[:5] @ posterior.mean)
+    prediction = posterior.predict(x)
+    torch.testing.assert_close(prediction.probabilities.sum(-1), torch.ones(40).double())
+    torch.testing.assert_close(posterior.predict(x).probabilities, prediction.probabilities, rtol=0, atol=0)
+
+
+def test_far_from_the_data_predictions_return_to_the_prior():
+    model = regression(width=500, activation="paired")
+    x, y = data()
+    far = 1e3 + torch.randn(20, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    prediction = ClosedForm(model, x, y).predict(far)
+    assert prediction.variance.mean() > 0.9
+    assert prediction.mean.abs().mean() < 0.3
+
+
+def test_bad_data_is_refused_before_any_work():
+    model, classifier = regression(), classification()
+    x, y = data()
+    with pytest.raises(ValueError, match=r"y parameter must be finite, got 1 NaN or infinite entries"):
+        ClosedForm(model, x, torch.where(torch.arange(25)[:, None] == 3, math.nan, y))
+    with pytest.raises(ValueError, match=r"x parameter must be float32 or float64.*got torch.float16"):
+        ClosedForm(model, x.half(), y)
+    with pytest.raises(ValueError, match="must have the same number of rows, at least 1, got 25 and 24"):
+        ClosedForm(model, x, y[1:])
+    with pytest.raises(ValueError, match=r"y parameter must have shape \(N, 1\), got \(25,\) instead"):
+        ClosedForm(model, x, y[:, 0])
+    with pytest.raises(ValueError, match="at least two classes, got only class 1"):
+        ClosedFormClassifier(classifier, x, torch.ones(25, dtype=torch.long))
+    with pytest.raises(ValueError, match="labels from 0 to 2, got 0 to 3 instead"):
+        ClosedFormClassifier(classifier, x, torch.arange(25) % 4)
+    with pytest.raises(ValueError, match="ClosedForm needs a Gaussian likelihood"):
+        ClosedForm(classifier, x, y)
+    with pytest.raises(ValueError, match="ClosedFormClassifier needs a Categorical likelihood"):
+        ClosedFormClassifier(model, x, y)
+    with pytest.raises(ValueError, match="x parameter must be on the model's device, cpu, got meta instead"):
+        ClosedForm(model, x.to("meta"), y)
+
+
+def test_a_batch_of_one_row():
+    prediction = ClosedForm(regression(), *data(1)).predict(data(1)[0])
+    assert prediction.mean.shape == (1, 1)

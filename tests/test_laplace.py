@@ -1,0 +1,288 @@
+"""Laplace posteriors: against dense matrices, against curvlinops, against the closed form, and stacked against single."""
+
+import curvlinops
+import pytest
+import torch
+from torch import nn
+
+from bochner import Categorical, Gaussian, Model, StationaryLayer
+from bochner.posteriors.closed_form import ClosedForm
+from bochner.posteriors.laplace import Laplace
+from problems import classification, data, regression
+
+STRUCTURES = ["kfac", "diagonal", "full"]
+
+
+def convolutional(seed=0, *, likelihood):
+    torch.manual_seed(seed)
+    extractor = nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 2, 2, stride=2), nn.Flatten(), nn.Linear(8, 4)
+    ).double()
+    generator = torch.Generator().manual_seed(seed)
+    layer = StationaryLayer(4, 6, generator=generator, dtype=torch.float64)
+    return Model(layer, 3 if likelihood is Categorical else 1, likelihood(), extractor=extractor, generator=generator)
+
+
+def weight_names(laplace):
+    return [n for tap in laplace.layers for n in tap.parameters(tap.weights(laplace.parameters))]
+
+
+def dense_jacobian(laplace, x):
+    """d f / d weights of the covered layers, (n, c, P), by autograd; the model layer's bias is the linked one."""
+    flat = [tap.weights(laplace.parameters)[0] for tap in laplace.layers]
+
+    def f(weights):
+        parameters = {k: v[0] for k, v in laplace.parameters.items()}
+        for tap, w in zip(laplace.layers, weights, strict=True):
+            parameters |= tap.parameters(w)
+        return torch.func.functional_call(laplace.model, parameters, (x,))
+
+    jacobians = torch.func.jacrev(f)(flat)
+    return torch.cat([j.flatten(2) for j in jacobians], -1)
+
+
+def prior_diagonal(laplace):
+    return torch.cat(
+        [
+            torch.full((tap.weights(laplace.parameters)[0].numel(),), tap.precision, dtype=torch.float64)
+            for tap in laplace.layers
+        ]
+    )
+
+
+def hessian_of_likelihood(model, f):
+    if isinstance(model.likelihood, Gaussian):
+        return torch.eye(f.shape[-1]).double().expand(len(f), -1, -1) / model.likelihood.noise.detach() ** 2
+    p = torch.softmax(f, -1)
+    return torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+
+
+MODELS = {
+    "mlp-regression": lambda: (regression(hidden=(5, 4), width=6, output_bias=True), data(20)),
+    "mlp-classes": lambda: (classification(hidden=(5, 4), width=6), data(20, classes=3)),
+    "triangle": lambda: (regression(hidden=(5, 4), width=6, activation="triangle"), data(20)),
+    "conv-classes": lambda: (
+        convolutional(likelihood=Categorical),
+        (torch.randn(12, 1, 4, 4, generator=torch.Generator().manual_seed(1)).double(), torch.arange(12) % 3),
+    ),
+    "conv-regression": lambda: (
+        convolutional(likelihood=Gaussian),
+        (torch.randn(12, 1, 4, 4, generator=torch.Generator().manual_seed(1)).double(), torch.randn(12, 1).double()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_full_and_diagonal_are_the_gauss_newton_matrix(name):
+    model, (x, y) = MODELS[name]()
+    full = Laplace(model, x, y, structure="full", chunk=7)
+    j = dense_jacobian(full, x)
+    f = model(x).detach()
+    ggn = torch.einsum("ncp,ncd,ndq->pq", j, hessian_of_likelihood(model, f), j)
+    precision = ggn + torch.diag(prior_diagonal(full))
+    (factor,) = full.state
+    torch.testing.assert_close(factor[0] @ factor[0].T, precision, rtol=1e-9, atol=1e-9)
+    _, covariance = full.output_moments(x, chunk=5)
+    torch.testing.assert_close(covariance[0], j @ torch.linalg.inv(precision) @ j.mT, rtol=1e-7, atol=1e-10)
+    diagonal = Laplace(model, x, y, structure="diagonal", chunk=7)
+    variances = torch.cat([v[0].flatten() for (v,) in diagonal.state])
+    torch.testing.assert_close(variances, 1 / precision.diagonal(), rtol=1e-9, atol=1e-12)
+    _, covariance = diagonal.output_moments(x)
+    torch.testing.assert_close(covariance[0], (j * variances) @ j.mT, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_kfac_prediction_is_that_of_the_dense_kronecker_product(name):
+    model, (x, y) = MODELS[name]()
+    laplace = Laplace(model, x, y, chunk=7)
+    blocks = []
+    for tap, (a, b) in zip(laplace.layers, laplace.curvature.factors, strict=True):
+        kron = torch.kron(b[0], a[0])
+        blocks.append(torch.linalg.inv(kron + tap.precision * torch.eye(len(kron)).double()))
+    j = dense_jacobian(laplace, x)
+    expected = j @ torch.block_diag(*blocks) @ j.mT
+    _, covariance = laplace.output_moments(x, chunk=5)
+    torch.testing.assert_close(covariance[0], expected, rtol=1e-7, atol=1e-10)
+
+
+class Plain(nn.Module):
+    """The same network with an ordinary linear model layer, which curvlinops understands."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.extractor, layer, self.output = model.extractor, model.layer, model.output
+        self.linear = nn.Linear(layer.in_features, layer.out_features).double()
+        with torch.no_grad():
+            self.linear.weight.copy_(layer.weight)
+            self.linear.bias.copy_(layer.linked_bias)
+        self.lengthscale, self.activation = layer.lengthscale.detach(), layer.activation
+
+    def forward(self, x):
+        return self.output(self.activation(self.linear(self.extractor(x) / self.lengthscale)))
+
+
+@pytest.mark.parametrize("name", ["mlp-regression", "mlp-classes", "conv-regression", "conv-classes"])
+def test_kfac_is_that_of_curvlinops(name):
+    """Products A ⊗ B agree with curvlinops' KFAC (type-2 Fisher, expand) for every layer."""
+    model, (x, y) = MODELS[name]()
+    plain = Plain(model)
+    regression_ = isinstance(model.likelihood, Gaussian)
+    loss = nn.MSELoss(reduction="sum") if regression_ else nn.CrossEntropyLoss(reduction="sum")
+    # MSE summed has Hessian 2 in f; a Gaussian of noise s has 1/s².
+    scale = 0.5 / model.likelihood.noise.item() ** 2 if regression_ else 1.0
+    params = {n: p for n, p in plain.named_parameters() if p.requires_grad}
+    operator = curvlinops.KFACLinearOperator(
+        plain,
+        loss,
+        list(params.values()),
+        [(x, y)],
+        fisher_type="type-2",
+        kfac_approx="expand",
+        check_deterministic=False,
+    )
+    dense = operator @ torch.eye(operator.shape[1]).double()
+    laplace = Laplace(model, x, y, chunk=100)
+    names = list(params)
+    offsets, start = {}, 0
+    for n, p in params.items():
+        offsets[n] = slice(start, start + p.numel())
+        start += p.numel()
+    assert start == len(dense)
+    assert len(names) == len(weight_names(laplace))
+    for tap, (a, b) in zip(laplace.layers, laplace.curvature.factors, strict=True):
+        name_ = "linear" if tap.name == "layer" else tap.name
+        block = dense[offsets[f"{name_}.weight"], offsets[f"{name_}.weight"]] * scale
+        fan_in = a.shape[-1] - tap.has_bias
+        ours = torch.kron(b[0], a[0][:fan_in, :fan_in])
+        torch.testing.assert_close(ours, block, rtol=1e-6, atol=1e-9)
+        if tap.has_bias:
+            bias = dense[offsets[f"{name_}.bias"], offsets[f"{name_}.bias"]] * scale
+            torch.testing.assert_close(b[0] * a[0][-1, -1], bias, rtol=1e-6, atol=1e-9)
+
+
+def test_last_layer_full_laplace_is_the_closed_form_and_the_gaussian_process():
+    """A linear-Gaussian problem: closed form, full Laplace on the output layer and a dense GP agree to 1e-8."""
+    model = regression(width=15)
+    x, y = data(30)
+    x_new = torch.linspace(-3, 3, 9, dtype=torch.float64)[:, None].expand(-1, 3)
+    closed = ClosedForm(model, x, y)
+    with torch.no_grad():
+        model.output.weight.copy_(closed.mean.T)  # the MAP estimate
+    prediction, expected = Laplace(model, x, y, structure="last_layer").predict(x_new), closed.predict(x_new)
+    torch.testing.assert_close(prediction.mean, expected.mean, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(prediction.variance, expected.variance, rtol=1e-8, atol=1e-12)
+
+
+def test_kfac_of_a_linear_gaussian_layer_is_exact():
+    """One linear layer and Gaussian noise: A ⊗ B is the Gauss–Newton matrix itself, so KFAC is the closed form."""
+    model = regression(width=15)
+    x, y = data(30)
+    closed = ClosedForm(model, x, y)
+    with torch.no_grad():
+        model.output.weight.copy_(closed.mean.T)
+    laplace = Laplace(model, x, y)
+    # Only the output layer: its own share of the variance.
+    index = [tap.name for tap in laplace.layers].index("output")
+    tap, (a, b) = laplace.layers[index], laplace.curvature.factors[index]
+    precision = torch.kron(b[0], a[0]) + tap.precision * torch.eye(15).double()
+    torch.testing.assert_close(precision, closed.factor @ closed.factor.T, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("own_data", [False, True])
+@pytest.mark.parametrize("kind", ["regression", "classes"])
+def test_a_stack_equals_single_fits(structure, own_data, kind):
+    make = (
+        (lambda s: regression(s, hidden=(5, 4), width=6))
+        if kind == "regression"
+        else (lambda s: classification(s, hidden=(5, 4), width=6))
+    )
+    models = [make(seed) for seed in range(3)]
+    sets = [data(20, classes=None if kind == "regression" else 3, seed=s if own_data else 1) for s in range(3)]
+    x = torch.stack([s[0] for s in sets]) if own_data else sets[0][0]
+    y = torch.stack([s[1] for s in sets]) if own_data else sets[0][1]
+    x_new = data(6, seed=9)[0]
+    mean, covariance = Laplace(models, x, y, structure=structure, chunk=8).output_moments(x_new)
+    for i, model in enumerate(models):
+        alone = Laplace(model, *sets[i], structure=structure, chunk=8).output_moments(x_new)
+        torch.testing.assert_close(mean[i], alone[0][0], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(covariance[i], alone[1][0], rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_samples_have_the_posterior_covariance(structure, generator):
+    """Weights drawn 20,000 times, pushed through the Jacobian: the linearised variance, within five standard errors."""
+    model = regression(hidden=(4, 3), width=5)
+    x, y = data(20)
+    laplace = Laplace(model, x, y, structure=structure)
+    deviations = torch.cat([d[:, 0].flatten(1) for d in laplace.curvature.sample(laplace.state, 20_000, generator)], -1)
+    j = dense_jacobian(laplace, x[:3])[:, 0]
+    draws = deviations @ j.T
+    expected = laplace.output_moments(x[:3])[1][0, :, 0, 0]
+    assert ((draws.var(0) / expected - 1).abs() / (2 / 20_000) ** 0.5).max() < 5
+
+
+def test_sampled_and_linearised_predictions_agree_where_the_network_is_linear(generator):
+    """The output layer alone: f is linear in its weights, so that only Monte Carlo error separates the two."""
+    laplace = Laplace(regression(width=15), *data(30), structure="last_layer")
+    x = data(8, seed=5)[0]
+    sampled, linear = laplace.predict_samples(x, 20_000, group=5000, generator=generator), laplace.predict(x)
+    assert ((sampled.mean - linear.mean).abs() / (linear.variance / 20_000).sqrt()).max() < 5
+    assert ((sampled.variance / linear.variance - 1).abs() / (2 / 20_000) ** 0.5).max() < 5
+
+
+def test_pi_damping_factors_the_prior():
+    model = regression(hidden=(5, 4), width=6)
+    x, y = data(20)
+    laplace = Laplace(model, x, y, damping="pi")
+    for tap, (a, b), (u_b, u_a, v) in zip(laplace.layers, laplace.curvature.factors, laplace.state, strict=True):
+        a, b = a[0], b[0]
+        pi = ((a.trace() / len(a)) / (b.trace() / len(b))).sqrt()
+        left = b + tap.precision**0.5 / pi * torch.eye(len(b)).double()
+        right = a + tap.precision**0.5 * pi * torch.eye(len(a)).double()
+        ours = torch.kron(u_b[0], u_a[0]) @ torch.diag(1 / v[0].flatten()) @ torch.kron(u_b[0], u_a[0]).T
+        torch.testing.assert_close(ours, torch.kron(left, right), rtol=1e-8, atol=1e-8)
+
+
+def test_classification_predictions_are_probabilities(generator):
+    model = classification(hidden=(5, 4), width=6)
+    x, y = data(30, classes=3)
+    laplace = Laplace(model, x, y)
+    for prediction in (laplace.predict(x, generator=generator), laplace.predict_samples(x, 20, generator=generator)):
+        torch.testing.assert_close(prediction.probabilities.sum(-1), torch.ones(30).double())
+        assert (prediction.mutual_information >= 0).all()
+
+
+def test_lengthscale_and_noise_stay_outside_the_curvature():
+    names = weight_names(Laplace(regression(hidden=(5, 4), width=6), *data(20)))
+    assert not any("lengthscale" in n or "noise" in n for n in names)
+
+
+def test_circular_biases_survive_the_round_trip():
+    model = regression(width=8)
+    tap = next(t for t in Laplace(model, *data(20)).layers if t.name == "layer")
+    weights = tap.weights({k: v[None] for k, v in model.state_dict().items()})
+    weights[..., -1] += 6 * torch.pi
+    parameters = tap.parameters(weights)
+    torch.testing.assert_close(parameters["layer.bias"][0], model.layer.bias.detach(), rtol=1e-9, atol=1e-9)
+
+
+def test_bad_arguments():
+    model = regression(hidden=(5, 4), width=6)
+    x, y = data(20)
+    with pytest.raises(
+        ValueError, match=r"structure parameter must be one of kfac, .*got 'kfax' instead\. Did you mean 'kfac'\?"
+    ):
+        Laplace(model, x, y, structure="kfax")
+    with pytest.raises(ValueError, match="damping parameter must be 'exact' or 'pi', got 'none' instead"):
+        Laplace(model, x, y, damping="none")
+    with pytest.raises(ValueError, match="x parameter must be finite, got 3 NaN"):
+        Laplace(model, x.clone().index_fill(0, torch.tensor([0]), float("nan")), y)
+    wide = regression(hidden=(200, 100), width=6)
+    with pytest.raises(ValueError, match="full posterior covers at most 20000 weights, got"):
+        Laplace(wide, x, y, structure="full")
+    grouped = Model(
+        StationaryLayer(8, 4), 2, Categorical(), extractor=nn.Sequential(nn.Conv2d(2, 2, 1, groups=2), nn.Flatten())
+    )
+    with pytest.raises(ValueError, match=r"layer extractor.0 must have groups=1 and numeric padding"):
+        Laplace(grouped, torch.zeros(4, 2, 2, 2), torch.arange(4) % 2)
