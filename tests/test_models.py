@@ -141,7 +141,7 @@ def test_paper_network_has_the_papers_shape():
     widths = [m.out_features for m in mlp(12) if isinstance(m, nn.Linear)]
     assert widths == [1000, 1000, 500, 25]
     kinds = [type(m).__name__ for m in mlp(12)]
-    assert kinds == ["Linear", "ReLU", "Linear", "ReLU", "Linear", "ReLU", "Dropout", "Linear"]
+    assert kinds == ["Linear", "ReLU", "Linear", "ReLU", "Linear", "ReLU", "SeededDropout", "Linear"]
 
 
 def test_bad_arguments(generator):

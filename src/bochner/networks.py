@@ -16,6 +16,30 @@ def linear(
     return layer  # pyright: ignore[reportReturnType]
 
 
+class SeededDropout(nn.Module):
+    """Dropout whose mask is given from outside: ``fit_map`` draws it from each network's own seed.
+
+    Without a mask, and in evaluation, it passes its input on unchanged.
+
+    Args:
+        p: Probability of setting an entry to zero.
+        width: Number of features it acts on.
+    """
+
+    mask: torch.Tensor
+
+    def __init__(self, p: float, width: int) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ValueError(f"The p parameter must lie in [0, 1), got {p} instead.")
+        self.p, self.width = p, width
+        self.register_buffer("mask", torch.ones(()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiplies by the mask, (..., width)."""
+        return x * self.mask if self.training else x
+
+
 def mlp(
     in_features: int,
     hidden: tuple[int, ...] = (1000, 1000, 500, 25),
@@ -35,5 +59,5 @@ def mlp(
         layers += [linear(in_features, width, generator=generator), nn.ReLU()]
         in_features = width
     if dropout and layers:
-        layers.append(nn.Dropout(dropout))
+        layers.append(SeededDropout(dropout, in_features))
     return nn.Sequential(*layers, linear(in_features, hidden[-1], generator=generator))
