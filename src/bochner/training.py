@@ -95,6 +95,7 @@ def fit_map(
     seed: int | Sequence[int] = 0,
     rows: Tensor | None = None,
     explosion: float = 1e6,
+    after_epoch: Callable[[dict[str, Tensor]], None] | None = None,
     progress: bool = False,
 ) -> Fit:
     """Maximises the log joint in place.
@@ -107,6 +108,7 @@ def fit_map(
         seed: Seed of shuffles and dropout, one for each network. A network in a stack trains as it would alone with its seed.
         rows: Which rows each network sees, (E, n) integers: folds of one data set. All of them by default.
         explosion: A loss this many times above the first one (in absolute terms, at least 1) counts as divergence.
+        after_epoch: Called at the end of every epoch with the trained parameters, each (E, ...); they change afterwards.
         progress: Whether to show a progress bar.
     """
     models = [model] if isinstance(model, Model) else list(model)
@@ -128,7 +130,7 @@ def fit_map(
         rows = torch.arange(len(x), device=device).expand(num, -1)
     if rows.ndim != 2 or len(rows) != num or rows.shape[1] == 0:
         raise ValueError(f"The rows parameter must have shape ({num}, n) with n ≥ 1, got {tuple(rows.shape)} instead.")
-    return _Stack(models, recipe, rates.to(device), explosion).train(x, y, rows, seeds, progress)
+    return _Stack(models, recipe, rates.to(device), explosion).train(x, y, rows, seeds, after_epoch, progress)
 
 
 class _Stack:
@@ -165,7 +167,15 @@ class _Stack:
             masks[f"{name}.mask"] = kept.reshape(len(seeds), batch, module.width)
         return masks
 
-    def train(self, x: Tensor, y: Tensor, rows: Tensor, seeds: Tensor, progress: bool) -> Fit:
+    def train(
+        self,
+        x: Tensor,
+        y: Tensor,
+        rows: Tensor,
+        seeds: Tensor,
+        after_epoch: Callable[[dict[str, Tensor]], None] | None,
+        progress: bool,
+    ) -> Fit:
         epochs, size, count = self.recipe.epochs, self.recipe.batch_size, rows.shape[1]
         steps = math.ceil(count / size)
         history, first = [], None
@@ -188,6 +198,8 @@ class _Stack:
             for name, value in self.parameters.items():
                 value.copy_(torch.where(diverged.reshape(-1, *[1] * (value.ndim - 1)), good[name], value))
             history.append(torch.where(diverged, math.nan, total / steps))
+            if after_epoch is not None:
+                after_epoch({n.removeprefix("model."): p for n, p in self.parameters.items()})
             if bool(diverged.all()):
                 break
         history += [torch.full_like(history[0], math.nan)] * (epochs - len(history))

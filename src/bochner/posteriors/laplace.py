@@ -35,11 +35,10 @@ from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.closed_form import batches
-from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
+from bochner.predictive import GaussianPredictive, Predictive
 from bochner.spectra import Matern
 from bochner.validation import check_data
-
-Parameters = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -284,13 +283,10 @@ class Laplace:
         moving = {name for tap in self.layers for name in tap.parameters(tap.weights(self.parameters))}
         fixed = {name: p for name, p in self.parameters.items() if name not in moving} | self.buffers
 
-        def single(drawn: Parameters, fixed: Parameters) -> Tensor:
-            return functional_call(self.model, drawn | fixed, (x,))
-
         def outputs() -> Iterator[Tensor]:
             for start in range(0, num, group):
                 drawn = self.sample_weights(min(group, num - start), generator=generator)
-                yield from vmap(vmap(single, in_dims=(0, 0)), in_dims=(0, None))(drawn, fixed)
+                yield from drawn_outputs(self.model, drawn, fixed, x)
 
         return self._predictive(outputs())
 
@@ -327,10 +323,8 @@ class Laplace:
         return self._members(self.parameters["likelihood.log_noise"].exp())
 
     def _predictive(self, outputs: Iterator[Tensor]) -> Predictive:
-        members = (self._members(f) for f in outputs)
-        if isinstance(self.model.likelihood, Gaussian):
-            return GaussianPredictive.from_samples(torch.stack(list(members)), self._noise())
-        return CategoricalPredictive.from_logits(members)
+        noise = self._noise() if isinstance(self.model.likelihood, Gaussian) else None
+        return mixture(self.model, (self._members(f) for f in outputs), noise)
 
 
 def _noise(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -1,0 +1,219 @@
+r"""SWAG: a Gaussian fitted to the path of SGD around a trained network.
+
+After every epoch the parameters $\theta$ enter a running mean and mean square, and the last $M$ deviations from the mean form the
+columns of $D$. The posterior is $\mathrm{N}(\bar\theta, \tfrac12\Sigma_\mathrm{diag} + \tfrac12 \tfrac{DD^\top}{M-1})$, drawn as
+
+$$ \theta = \bar\theta + \tfrac{1}{\sqrt2}\,\sigma \odot z_1 + \tfrac{1}{\sqrt{2(M-1)}}\, D z_2 . $$
+
+The lengthscale and the noise stay at their MAP estimates.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from bochner.likelihoods import Gaussian
+from bochner.models import Model
+from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
+from bochner.predictive import Predictive
+from bochner.training import Recipe, fit_map
+
+
+class Swag:
+    """Posterior from the path of SGD, for a network or a stack of networks of one shape.
+
+    Collecting moves the networks; at the end their parameters are the mean of the path.
+
+    Args:
+        model: Network at its MAP estimate, or a list of them.
+        x: Training inputs, (N, ...).
+        y: Training targets.
+        lr: Constant learning rate of SGD, one number or one for each network.
+        epochs: Epochs, and so snapshots, to collect.
+        rank: Number M of deviations kept.
+        batch_size: Rows in a minibatch.
+        seed: Seed of the shuffles, one number or one for each network.
+        rows: Which rows each network sees, as in ``fit_map``.
+        progress: Whether to show a progress bar.
+    """
+
+    def __init__(
+        self,
+        model: Model | Sequence[Model],
+        x: Tensor,
+        y: Tensor,
+        *,
+        lr: float | Sequence[float],
+        epochs: int = 40,
+        rank: int = 20,
+        batch_size: int = 128,
+        seed: int | Sequence[int] = 0,
+        rows: Tensor | None = None,
+        progress: bool = False,
+    ) -> None:
+        if not 2 <= rank <= epochs:
+            raise ValueError(f"The rank parameter must lie between 2 and epochs ({epochs}), got {rank} instead.")
+        models = [model] if isinstance(model, Model) else list(model)
+        self.single, self.model, self.rank = isinstance(model, Model), models[0], rank
+        self.x, self.batch_size = x, batch_size
+        self.rows = torch.arange(len(x), device=x.device).expand(len(models), -1) if rows is None else rows
+        self.count, self.mean, self.square, self.deviations = 0, {}, {}, {}
+        held = [
+            p
+            for m in models
+            for n, p in m.named_parameters()
+            if n.endswith(("log_lengthscale", "log_noise")) and p.requires_grad
+        ]
+        for p in held:
+            p.requires_grad_(False)
+        recipe = Recipe(epochs, batch_size, lambda groups: torch.optim.SGD(groups, momentum=0.9), lr)
+        try:
+            self.fit = fit_map(models, x, y, recipe, seed=seed, rows=rows, after_epoch=self._collect, progress=progress)
+        finally:
+            for p in held:
+                p.requires_grad_(True)
+        parameters, self.buffers = stack_module_state(models)  # pyright: ignore[reportArgumentType]
+        self.fixed = {n: p.detach() for n, p in parameters.items() if n not in self.mean}
+        self._put_mean(models)
+
+    def _collect(self, parameters: Parameters) -> None:
+        """Updates mean, mean square and deviations with one snapshot, each (E, ...)."""
+        self.count += 1
+        for name, p in parameters.items():
+            p = p.detach()
+            share = 1 / self.count
+            self.mean[name] = p.clone() if self.count == 1 else torch.lerp(self.mean[name], p, share)
+            self.square[name] = p.square() if self.count == 1 else torch.lerp(self.square[name], p.square(), share)
+            self.deviations.setdefault(name, []).append(p - self.mean[name])
+            del self.deviations[name][: -self.rank]
+
+    @torch.no_grad()
+    def _put_mean(self, models: list[Model]) -> None:
+        for i, member in enumerate(models):
+            for name, p in member.named_parameters():
+                if name in self.mean:
+                    p.copy_(self.mean[name][i])
+
+    @torch.no_grad()
+    def sample_weights(self, num: int, *, generator: torch.Generator | None = None) -> Parameters:
+        """Draws of the parameters, each (num, E, ...)."""
+        first = next(iter(self.mean.values()))
+        device = generator.device if generator is not None else first.device
+
+        def noise(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=first.dtype, device=device).to(first.device)
+
+        low_rank = noise(num, len(first), self.rank)
+        drawn = {}
+        for name, mean in self.mean.items():
+            std = (self.square[name] - mean.square()).clamp(min=1e-30).sqrt()
+            columns = torch.stack(self.deviations[name])  # (M, E, ...)
+            drawn[name] = mean + (std * noise(num, *mean.shape)) / math.sqrt(2)
+            drawn[name] += torch.einsum("sem,me...->se...", low_rank, columns) / math.sqrt(2 * (self.rank - 1))
+        return drawn
+
+    def predict(
+        self, x: Tensor, num: int = 30, *, group: int = 10, generator: torch.Generator | None = None
+    ) -> Predictive:
+        """Averages the network over draws. BatchNorm statistics of each draw come from the training data, never from x."""
+
+        def outputs() -> Iterator[Tensor]:
+            for start in range(0, num, group):
+                drawn = self.sample_weights(min(group, num - start), generator=generator)
+                statistics = self._batch_norm(drawn)
+                f = drawn_outputs(self.model.eval(), drawn | statistics, self.fixed | self.buffers, x)
+                yield from (f[:, 0] if self.single else f)
+
+        noise = self.fixed["likelihood.log_noise"].exp() if isinstance(self.model.likelihood, Gaussian) else None
+        return mixture(self.model, outputs(), noise[0] if noise is not None and self.single else noise)
+
+    @torch.no_grad()
+    def _batch_norm(self, drawn: Parameters) -> Parameters:
+        """Running statistics (S, E, ...) of every BatchNorm under the drawn parameters: plain averages over the training data."""
+        norms = [(n, m) for n, m in self.model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        if not norms:
+            return {}
+        num = len(next(iter(drawn.values())))
+        names = [f"{n}.{kind}" for n, _ in norms for kind in ("running_mean", "running_var")]
+        counters = {n: b for n, b in self.buffers.items() if n.endswith("num_batches_tracked")}
+        statistics = {n: self.buffers[n].expand(num, *self.buffers[n].shape).clone() for n in names}
+
+        def single(
+            drawn: Parameters, statistics: Parameters, fixed: Parameters, x: Tensor
+        ) -> tuple[Tensor, Parameters]:
+            # BatchNorm writes its running statistics in place, into the copies that it is given.
+            f = functional_call(self.model, drawn | statistics | fixed, (x,))
+            return f, statistics
+
+        self.model.train()
+        momenta = [m.momentum for _, m in norms]
+        try:
+            for i, index in enumerate(self.rows.split(self.batch_size, dim=1)):
+                for _, module in norms:
+                    module.momentum = 1 / (i + 1)  # makes the running value a plain average over batches
+                fixed = self.fixed | {n: b.clone() for n, b in counters.items()}
+                inner = vmap(single, randomness="different")
+                _, statistics = vmap(inner, in_dims=(0, 0, None, None), randomness="different")(
+                    drawn, statistics, fixed, self.x[index]
+                )
+        finally:
+            for (_, module), momentum in zip(norms, momenta, strict=True):
+                module.momentum = momentum
+            self.model.eval()
+        return statistics
+
+
+def tune_learning_rate(
+    score: Callable[[float], float],
+    *,
+    bounds: tuple[float, float] = (1e-4, 3.0),
+    trials: int = 12,
+    initial: int = 4,
+    seed: int = 0,
+) -> tuple[float, list[tuple[float, float]]]:
+    """Learning rate with the lowest score (a validation NLPD), by Bayesian optimisation on a logarithmic scale.
+
+    The first trials are evenly spaced; then a Gaussian process with expected improvement (BoTorch) chooses. A score that is not
+    finite, a diverged run, counts as slightly worse than the worst finite one, so that it does not flatten all others.
+
+    Returns:
+        The best rate, and all pairs of rate and score in the order of the trials.
+    """
+    if not 0 < bounds[0] < bounds[1] or not 2 <= initial <= trials:
+        raise ValueError(
+            f"The bounds must be positive and increasing, and 2 ≤ initial ≤ trials, got {bounds}, {initial} and {trials}."
+        )
+    low, high = math.log(bounds[0]), math.log(bounds[1])
+    history: list[tuple[float, float]] = []
+    for trial in range(trials):
+        share = trial / (initial - 1) if trial < initial else _next_share(history, low, high, seed + trial)
+        rate = math.exp(low + share * (high - low))
+        history.append((rate, float(score(rate))))
+    finite = [pair for pair in history if math.isfinite(pair[1])]
+    if not finite:
+        raise ValueError(f"No learning rate between {bounds[0]} and {bounds[1]} gave a finite score; lower the bounds.")
+    return min(finite, key=lambda pair: pair[1])[0], history
+
+
+def _next_share(history: list[tuple[float, float]], low: float, high: float, seed: int) -> float:
+    """Where in [0, 1] the expected improvement is largest, on a fine grid: in one dimension that is exact enough."""
+    from botorch.acquisition import LogExpectedImprovement
+    from botorch.fit import fit_gpytorch_mll
+    from botorch.models import SingleTaskGP
+    from gpytorch.mlls import ExactMarginalLogLikelihood
+
+    finite = [s for _, s in history if math.isfinite(s)]
+    worst = max(finite) + 0.1 * (max(finite) - min(finite)) if finite else 1.0
+    x = torch.tensor([[(math.log(r) - low) / (high - low)] for r, _ in history], dtype=torch.float64)
+    y = torch.tensor([[-s if math.isfinite(s) else -worst] for _, s in history], dtype=torch.float64)
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(seed)
+        gp = SingleTaskGP(x, y)
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(gp.likelihood, gp))
+        grid = torch.linspace(0, 1, 501, dtype=torch.float64)
+        with torch.no_grad():
+            improvement = LogExpectedImprovement(gp, best_f=y.max())(grid[:, None, None])
+    return float(grid[improvement.argmax()])
