@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +15,39 @@ from bochner.kernels import InducedKernel, induced_kernel
 from bochner.spectra import Spectrum, check_lengthscale, open_uniform
 
 
-def gamma_log_prob(value: Tensor, shape: float, rate: float) -> Tensor:
-    r"""$\alpha\log\beta - \log\Gamma(\alpha) + (\alpha - 1)\log v - \beta v$."""
-    return shape * math.log(rate) - math.lgamma(shape) + (shape - 1) * value.log() - rate * value
+def log_gamma_log_prob(log_value: Any, shape: float, rate: float, xp: Any = torch) -> Any:
+    r"""Log density of Gamma at $v = e^u$, in terms of $u$: $\alpha\log\beta - \log\Gamma(\alpha) + (\alpha - 1) u - \beta e^u$."""
+    return shape * math.log(rate) - math.lgamma(shape) + (shape - 1) * log_value - rate * xp.exp(log_value)
 
 
-def normal_log_prob(value: Tensor, precision: float) -> Tensor:
+def normal_log_prob(value: Any, precision: float) -> Any:
     r"""Log density of $\mathrm{N}(0, 1/\tau)$, entry by entry."""
-    return 0.5 * (math.log(precision / (2 * math.pi)) - precision * value.square())
+    return 0.5 * (math.log(precision / (2 * math.pi)) - precision * value * value)
+
+
+def layer_log_prior(
+    spectrum: Spectrum,
+    activation: Activation,
+    weight: Any,
+    bias: Any,
+    log_lengthscale: Any,
+    *,
+    jacobian: bool,
+    xp: Any = torch,
+) -> Any:
+    """Log prior density of a model layer's parameters; see ``StationaryLayer.log_prior``."""
+    total = xp.sum(spectrum.weight_log_prob(weight, xp)) + xp.sum(log_gamma_log_prob(log_lengthscale, 2.0, 0.5, xp))
+    if jacobian:
+        total = total + xp.sum(log_lengthscale)
+    if bias is None:
+        return total
+    if activation.bias == "normal":
+        return total + xp.sum(normal_log_prob(bias, 1.0))
+    if jacobian:
+        # Uniform density 1/2π times db/db̂ = 2π sigmoid(b̂) sigmoid(−b̂).
+        size = xp.abs(bias)
+        return total - xp.sum(size + 2 * xp.log1p(xp.exp(-size)))
+    return total - math.prod(bias.shape) * math.log(2 * math.pi)
 
 
 class StationaryLayer(nn.Module):
@@ -137,17 +163,9 @@ class StationaryLayer(nn.Module):
             jacobian: Whether to count the change of variables to the unconstrained parameters ``bias`` and
                 ``log_lengthscale``: yes for sampling, no for MAP estimates, as in the paper.
         """
-        total = self.spectrum.weight_log_prob(self.weight).sum() + gamma_log_prob(self.lengthscale, 2.0, 0.5).sum()
-        if jacobian:
-            total = total + self.log_lengthscale.sum()
-        if self.bias is None:
-            return total
-        if self.activation.bias == "normal":
-            return total + normal_log_prob(self.bias, 1.0).sum()
-        if jacobian:
-            # Uniform density 1/2π times db/db̂ = 2π sigmoid(b̂) sigmoid(−b̂).
-            return total + (F.logsigmoid(self.bias) + F.logsigmoid(-self.bias)).sum()
-        return total - self.bias.numel() * math.log(2 * math.pi)
+        return layer_log_prior(
+            self.spectrum, self.activation, self.weight, self.bias, self.log_lengthscale, jacobian=jacobian
+        )
 
     def induced_kernel(self) -> InducedKernel:
         """The kernel of the layer's prior at infinite width and its present lengthscale."""

@@ -1,11 +1,29 @@
 """How targets follow from the network's output: Gaussian noise, or classes through a softmax."""
 
 import math
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bochner.layers import gamma_log_prob
+from bochner.layers import log_gamma_log_prob
+
+
+def gaussian_log_likelihood(f: Any, y: Any, log_noise: Any, xp: Any = torch) -> Any:
+    """Log N(y | f, s²), summed over components: (..., n, c) to (..., n)."""
+    z = (y - f) * xp.exp(-log_noise)
+    return xp.sum(-0.5 * z * z - log_noise - 0.5 * math.log(2 * math.pi), -1)
+
+
+def noise_log_prior(log_noise: Any, *, jacobian: bool, xp: Any = torch) -> Any:
+    """Gamma(0.5, rate 1) at the noise; with ``jacobian``, as a density of its logarithm."""
+    return log_gamma_log_prob(log_noise, 0.5, 1.0, xp) + (log_noise if jacobian else 0.0)
+
+
+def categorical_log_likelihood(f: Any, one_hot: Any, xp: Any = torch) -> Any:
+    """Log softmax probability of the class marked in a one-hot array: (..., n, c) to (..., n)."""
+    return xp.sum(f * one_hot, -1) - xp.logsumexp(f, -1)
 
 
 class Gaussian(nn.Module):
@@ -32,12 +50,11 @@ class Gaussian(nn.Module):
             raise ValueError(
                 f"The targets must have the shape of the outputs, {tuple(f.shape)}, got {tuple(y.shape)} instead."
             )
-        z = (y - f) / self.noise
-        return (-0.5 * z.square() - self.log_noise - 0.5 * math.log(2 * math.pi)).sum(-1)
+        return gaussian_log_likelihood(f, y, self.log_noise)
 
     def log_prior(self, *, jacobian: bool = False) -> Tensor:
         """Log prior density of the noise; with ``jacobian``, as a density of its logarithm."""
-        return gamma_log_prob(self.noise, 0.5, 1.0) + (self.log_noise if jacobian else 0.0)
+        return noise_log_prior(self.log_noise, jacobian=jacobian)
 
 
 class Categorical(nn.Module):
@@ -50,7 +67,7 @@ class Categorical(nn.Module):
                 f"The targets must be integer class labels of shape {tuple(f.shape[:-1])}, got {y.dtype} of shape "
                 f"{tuple(y.shape)} instead."
             )
-        return torch.log_softmax(f, -1).gather(-1, y.long()[..., None])[..., 0]
+        return categorical_log_likelihood(f, F.one_hot(y.long(), f.shape[-1]))
 
     def log_prior(self, *, jacobian: bool = False) -> Tensor:  # noqa: ARG002
         """Zero: there is nothing to learn here."""

@@ -1,0 +1,137 @@
+"""NUTS: the same log joint as torch's, agreement with the closed form, and calibration on simulated data."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from bochner import RBF, Categorical, Exponential, Gaussian, Matern, Model, StationaryLayer, activations
+from bochner.posteriors import nuts
+from bochner.posteriors.closed_form import ClosedForm
+from bochner.posteriors.nuts import Nuts
+from problems import data, regression
+
+SPECTRA = [RBF(), Matern(2.5), Matern(1.5), Exponential(), Matern(1.5, product=True)]
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian, Categorical])
+@pytest.mark.parametrize("spectrum", SPECTRA, ids=str)
+@pytest.mark.parametrize("name", activations.ACTIVATIONS)
+def test_torch_and_jax_log_joints_agree(name, spectrum, likelihood):
+    """At 100 random parameter draws for each prior, with and without Jacobians, to 1e-10."""
+    generator = torch.Generator().manual_seed(0)
+    layer = StationaryLayer(
+        3, 6, kernel=spectrum, activation=name, lengthscale=torch.ones(3), generator=generator
+    ).double()
+    classes = 3 if likelihood is Categorical else 2
+    model = Model(layer, classes, likelihood(), output_bias=True, generator=generator)
+    x = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    y = (
+        torch.tensor([0, 1, 2, 1, 0])
+        if likelihood is Categorical
+        else torch.randn(5, 2, generator=generator, dtype=torch.float64)
+    )
+    one_hot = torch.nn.functional.one_hot(y, 3) if likelihood is Categorical else y
+    with jax.enable_x64(True):
+        inputs = jnp.asarray(x.numpy()), jnp.asarray(one_hot.numpy())
+        compiled = {j: jax.jit(lambda p, j=j: nuts.log_joint(model, p, *inputs, jacobian=j)) for j in (False, True)}
+        for _ in range(100):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64))
+            parameters = {n: jnp.asarray(model.get_parameter(n).detach().numpy()) for n in nuts.parameter_names(model)}
+            for jacobian, function in compiled.items():
+                expected = model.log_joint(x, y, jacobian=jacobian).item()
+                assert float(function(parameters)) == pytest.approx(expected, rel=1e-10, abs=1e-10)
+
+
+def test_output_weights_agree_with_the_closed_form():
+    """Everything but the output weights pinned by the data's own posterior: a linear-Gaussian problem, within 4 MC errors."""
+    model = regression(width=6)
+    x, y = data(20)
+    posterior = OutputOnly(model, x, y)
+    closed = ClosedForm(model, x, y).predict(x[:5])
+    f = posterior.outputs(x[:5])[..., 0].numpy()
+    ess = nuts.effective_sample_size(f)
+    draws = f.reshape(-1, 5)
+    mean_error = draws.std(0) / np.sqrt(ess)
+    assert (np.abs(draws.mean(0) - closed.mean[:, 0].numpy()) / mean_error).max() < 4
+    variance = closed.variance[:, 0].numpy()
+    square_ess = nuts.effective_sample_size((f - closed.mean[:, 0].numpy()) ** 2)
+    assert (np.abs(draws.var(0) / variance - 1) / np.sqrt(2 / square_ess)).max() < 4
+
+
+class OutputOnly(Nuts):
+    """NUTS over the output weights alone: the other parameters get a potential that ignores them."""
+
+    def __init__(self, model, x, y):
+        fixed = {
+            n: jnp.asarray(model.get_parameter(n).detach().numpy(), dtype=float) for n in nuts.parameter_names(model)
+        }
+        original = nuts.log_joint
+
+        def pinned(model, parameters, features, y, **options):
+            with jax.enable_x64(True):
+                held = {n: jnp.asarray(model.get_parameter(n).detach().numpy()) for n in fixed}
+            value = original(model, held | {"output.weight": parameters["output.weight"]}, features, y, **options)
+            ignored = sum(jnp.sum(v**2) for n, v in parameters.items() if n != "output.weight")
+            return value - 0.5 * ignored
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nuts, "log_joint", pinned)
+            super().__init__(model, x, y, warmup=300, samples=1000, chains=2)
+        for name in self.samples:
+            if name != "output.weight":
+                self.samples[name] = model.get_parameter(name).detach().expand_as(self.samples[name]).clone()
+
+
+@pytest.mark.slow
+def test_simulation_based_calibration():
+    """Parameters and data drawn from the prior 150 times: the rank of the true function value among the draws is uniform."""
+    ranks = []
+    x = torch.tensor([[-1.0], [0.0], [0.7]], dtype=torch.float64)
+    for seed in range(150):
+        generator = torch.Generator().manual_seed(seed)
+        lengthscale, noise = (
+            float(np.random.default_rng(seed + s).gamma(a, b)) for s, a, b in ((0, 2, 2.0), (1000, 0.5, 1.0))
+        )
+        layer = StationaryLayer(1, 4, lengthscale=lengthscale, generator=generator, dtype=torch.float64)
+        model = Model(layer, 1, Gaussian(max(noise, 1e-6)), generator=generator)
+        f = model(x).detach()
+        y = f + noise * torch.randn(3, 1, generator=generator, dtype=torch.float64)
+        posterior = Nuts(model, x, y, warmup=300, samples=300, chains=1, seed=seed, target_accept=0.9)
+        draws = posterior.outputs(x[:1])[0, ::10, 0, 0]
+        ranks.append(int((draws < f[0, 0]).sum()))
+    counts = np.bincount(np.asarray(ranks) * 6 // 31, minlength=6)
+    # 31 possible ranks in 6 bins of 5 or 6.
+    sizes = np.bincount(np.arange(31) * 6 // 31, minlength=6)
+    assert scipy.stats.chisquare(counts, sizes / 31 * len(ranks)).pvalue > 0.01
+
+
+def test_diagnostics_and_prediction():
+    model = regression(width=5)
+    x, y = data(15)
+    posterior = Nuts(model, x, y, warmup=200, samples=200, chains=2)
+    diagnosis = posterior.diagnose(x[:3])
+    assert diagnosis.divergences >= 0
+    assert 0.9 < diagnosis.r_hat < 2
+    assert diagnosis.ess > 1
+    prediction = posterior.predict(x[:4], thin=4)
+    assert prediction.mean.shape == (4, 1)
+    assert prediction.samples.shape[0] == 100
+    torch.testing.assert_close(prediction.mean, posterior.outputs(x[:4]).flatten(0, 1)[::4].mean(0))
+    again = Nuts(model, x, y, warmup=200, samples=200, chains=2)
+    torch.testing.assert_close(again.samples, posterior.samples, rtol=0, atol=0)
+    assert math.isfinite(prediction.log_prob(y[:4]).sum())
+
+
+def test_bad_arguments():
+    x, y = data(10)
+    with pytest.raises(ValueError, match="chains parameter must be at least 1, got 0 instead"):
+        Nuts(regression(), x, y, chains=0)
+    with pytest.raises(ValueError, match="x parameter must be finite"):
+        Nuts(regression(), x * math.inf, y)
