@@ -178,6 +178,11 @@ def test_bad_arguments(generator):
         ValueError, match=r"dtype parameter must be torch.float32 or torch.float64.*got torch.float16 instead"
     ):
         StationaryLayer(3, 8, dtype=torch.float16)
+    if not torch.cuda.is_available():
+        with pytest.raises(
+            ValueError, match=r"device parameter asks for a GPU \(cuda\), but torch sees none; use device='cpu'"
+        ):
+            StationaryLayer(3, 8, device="cuda")
     with pytest.raises(ValueError, match="shifts parameter must be at least 1, got 0 instead"):
         width_error(make(), torch.zeros(2, 3), shifts=0)
     with pytest.raises(ValueError, match=r"out_features parameter must be even under 'paired'.*got 7 instead"):

@@ -94,6 +94,8 @@ class StationaryLayer(nn.Module):
         for name, value in (("in_features", in_features), ("out_features", out_features)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"The {name} parameter must be an integer of at least 1, got {value!r} instead.")
+        if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"The device parameter asks for a GPU ({device}), but torch sees none; use device='cpu'.")
         if out_features % self.activation.outputs:
             raise ValueError(
                 f"The out_features parameter must be even under '{self.activation.name}', a sine and a cosine for each "

@@ -4,7 +4,7 @@ The only file that imports GPyTorch. Any kernel of the package will do: a functi
 lengthscale(s), the amplitude and the noise around it as hyperparameters.
 """
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOperatorIssue=false
-# pyright: reportCallIssue=false, reportOptionalMemberAccess=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportOptionalMemberAccess=false, reportIndexIssue=false, reportIncompatibleMethodOverride=false
 # (GPyTorch's modules declare most of their attributes and results as unions.)
 
 from collections.abc import Callable

@@ -1,0 +1,128 @@
+"""Predictive distributions and metrics against formulas written out here."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from sklearn.metrics import roc_auc_score
+
+from bochner import metrics
+from bochner.predictive import CategoricalPredictive, GaussianPredictive
+
+
+def gaussian(batch=()):
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(*batch, 6, 2, generator=generator, dtype=torch.float64)
+    variance = torch.rand(*batch, 6, 2, generator=generator, dtype=torch.float64) + 0.1
+    return GaussianPredictive(mean, variance, torch.full(batch, 0.5, dtype=torch.float64)), mean + 0.7
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_gaussian_log_prob_entropy_and_information(batch):
+    predictive, y = gaussian(batch)
+    total = np.sqrt(predictive.variance.numpy() + 0.25)
+    expected = scipy.stats.norm(predictive.mean.numpy(), total)
+    np.testing.assert_allclose(predictive.log_prob(y).numpy(), expected.logpdf(y.numpy()).sum(-1))
+    np.testing.assert_allclose(predictive.entropy.numpy(), expected.entropy().sum(-1))
+    information = scipy.stats.norm(0, total).entropy() - scipy.stats.norm(0, 0.5).entropy()
+    np.testing.assert_allclose(predictive.mutual_information.numpy(), information.sum(-1))
+    torch.testing.assert_close(predictive.ood_score, predictive.variance.sum(-1))
+    low, high = predictive.interval(0.9)
+    np.testing.assert_allclose(low.numpy(), expected.ppf(0.05))
+    np.testing.assert_allclose(high.numpy(), expected.ppf(0.95))
+
+
+def test_gaussian_mixture(generator):
+    samples = torch.randn(40, 6, 2, generator=generator, dtype=torch.float64)
+    predictive = GaussianPredictive.from_samples(samples, torch.tensor(0.3, dtype=torch.float64))
+    y = torch.zeros(6, 2, dtype=torch.float64)
+    densities = scipy.stats.norm(samples.numpy(), 0.3).pdf(0.0).prod(-1).mean(0)
+    np.testing.assert_allclose(predictive.log_prob(y).numpy(), np.log(densities))
+    torch.testing.assert_close(predictive.mean, samples.mean(0))
+    torch.testing.assert_close(predictive.variance, samples.var(0, correction=0))
+
+
+def test_categorical_moments(generator):
+    logits = 2 * torch.randn(30, 5, 4, generator=generator, dtype=torch.float64)
+    predictive = CategoricalPredictive.from_logits(iter(logits))
+    p = torch.softmax(logits, -1).numpy()
+    np.testing.assert_allclose(predictive.probabilities.numpy(), p.mean(0))
+    np.testing.assert_allclose(predictive.marginal_variance.numpy(), p.var(0).sum(-1))
+    np.testing.assert_allclose(predictive.entropy.numpy(), scipy.stats.entropy(p.mean(0), axis=-1))
+    aleatoric = scipy.stats.entropy(p, axis=-1).mean(0)
+    np.testing.assert_allclose(
+        predictive.mutual_information.numpy(), scipy.stats.entropy(p.mean(0), axis=-1) - aleatoric
+    )
+    y = torch.tensor([0, 1, 2, 3, 0])
+    np.testing.assert_allclose(predictive.log_prob(y).numpy(), np.log(p.mean(0)[np.arange(5), y.numpy()]))
+    np.testing.assert_allclose(predictive.confidence.numpy(), p.mean(0).max(-1))
+    torch.testing.assert_close(predictive.ood_score, predictive.entropy)
+
+
+def test_predictive_bad_arguments():
+    predictive, y = gaussian()
+    with pytest.raises(ValueError, match=r"targets must have the shape of the mean, \(6, 2\), got \(6, 1\) instead"):
+        predictive.log_prob(y[:, :1])
+    with pytest.raises(ValueError, match=r"coverage parameter must lie between 0 and 1, got 1\.0 instead"):
+        predictive.interval(1.0)
+    with pytest.raises(ValueError, match="must hold at least one draw, got none"):
+        CategoricalPredictive.from_logits([])
+    with pytest.raises(ValueError, match="targets must be integer class labels"):
+        CategoricalPredictive.from_logits([torch.zeros(3, 2)]).log_prob(torch.zeros(3))
+
+
+def test_regression_metrics():
+    assert metrics.rmse([1.0, 2.0], [1.0, 4.0]) == pytest.approx(math.sqrt(2))
+    log_prob = scipy.stats.norm(0, 1).logpdf([0.5, -0.2])
+    assert metrics.nlpd(log_prob) == pytest.approx(-log_prob.mean())
+    # A target of standard deviation 3 in original units: the density there is a third.
+    original = scipy.stats.norm(0, 3).logpdf([1.5, -0.6])
+    assert metrics.nlpd(log_prob, target_scale=3.0) == pytest.approx(-original.mean())
+    assert metrics.coverage([0.0, 1.0, 5.0], [-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]) == pytest.approx(2 / 3)
+
+
+def test_classification_metrics():
+    p = np.array([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3], [0.2, 0.8]])
+    y = np.array([0, 0, 0, 1])
+    assert metrics.accuracy(y, p) == 0.75
+    assert metrics.brier(y, p) == pytest.approx(np.mean([0.02, 0.72, 0.18, 0.08]))
+    assert metrics.auc(y, p) == 1.0
+    # Four bins of one row each: |right − confidence| of 0.1, 0.6, 0.3, 0.2.
+    assert metrics.ece(y, p, bins=15) == pytest.approx((0.1 + 0.6 + 0.3 + 0.2) / 4)
+    # One bin: the signed gaps cancel within it.
+    assert metrics.ece(y, p, bins=1) == pytest.approx(abs(0.75 - 0.75))
+    three = np.array([[0.8, 0.1, 0.1], [0.1, 0.5, 0.4], [0.2, 0.3, 0.5], [0.3, 0.4, 0.3]])
+    labels = np.array([0, 1, 2, 0])
+    expected = np.mean([roc_auc_score(labels == c, three[:, c]) for c in range(3)])
+    assert metrics.auc(labels, three) == pytest.approx(expected)
+
+
+def test_calibrated_probabilities_have_small_ece():
+    rng = np.random.default_rng(0)
+    p1 = rng.uniform(size=200_000)
+    y = (rng.uniform(size=200_000) < p1).astype(int)
+    assert metrics.ece(y, np.stack([1 - p1, p1], -1)) < 0.01
+
+
+def test_ood_metrics():
+    inside, outside = np.array([0.0, 1.0, 2.0, 3.0]), np.array([2.5, 4.0, 5.0])
+    pairs = np.mean([o > i for o in outside for i in inside])
+    assert metrics.ood_auc(inside, outside) == pytest.approx(pairs)
+    # Flagging all three outside inputs flags the inside one at 3 as well.
+    assert metrics.fpr95(inside, outside) == pytest.approx(1 / 4)
+    assert metrics.ood_aupr(inside, outside) == pytest.approx((1 + 1 + 3 / 4) / 3)
+
+
+def test_metric_bad_arguments():
+    with pytest.raises(ValueError, match="y parameter must hold at least one number and no NaN"):
+        metrics.rmse([], [])
+    with pytest.raises(ValueError, match="log_prob parameter must hold at least one number and no NaN"):
+        metrics.nlpd([math.nan])
+    with pytest.raises(ValueError, match=r"mean parameter must have the shape of y, \(2,\), got \(1,\) instead"):
+        metrics.rmse([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match=r"y parameter must hold 1 integer labels, got float64"):
+        metrics.accuracy([0.5], [[0.5, 0.5]])
+    with pytest.raises(ValueError, match=r"AUC needs at least two classes among the labels, got only \[0\]"):
+        metrics.auc([0, 0], [[0.5, 0.5], [0.4, 0.6]])
