@@ -153,7 +153,11 @@ class StationaryLayer(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             if x.dtype in (torch.float16, torch.bfloat16):
                 x = x.to(self.weight.dtype)
-            u = F.linear(x * (unit / self.lengthscale), self.weight, bias)
+            x = x * (unit / self.lengthscale)
+            if torch.compiler.is_compiling() and bias is not None:
+                u = F.linear(x, self.weight) + bias  # a compiler fuses link and sum into the wave's kernel
+            else:
+                u = F.linear(x, self.weight, bias)
             return self.activation.wave(self.phase(u))
 
     def log_prior(self, *, jacobian: bool = False) -> Tensor:
