@@ -13,8 +13,10 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 
 from bochner import Categorical, Model, StationaryLayer
 from bochner.experiments.rows import provenance
@@ -45,6 +47,7 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--target-accept", type=float, default=0.9)
+    parser.add_argument("--chain-method", default="vectorized", help="parallel is faster with a core for each chain")
     args = parser.parse_args()
     x, y = banana()
     angle = torch.linspace(0, 2 * math.pi, 65, dtype=torch.float64)[:-1]
@@ -56,15 +59,13 @@ def main() -> None:
         layer = StationaryLayer(2, 30, kernel=kernel, activation=activation, generator=generator, dtype=torch.float64)
         model = Model(layer, 2, Categorical(), generator=generator)
         start = time.perf_counter()
-        posterior = Nuts(
-            model, x, y, warmup=args.warmup, samples=args.samples, chains=4, target_accept=args.target_accept
-        )
+        options = {"target_accept": args.target_accept, "chain_method": args.chain_method}
+        posterior = Nuts(model, x, y, warmup=args.warmup, samples=args.samples, chains=4, **options)
         seconds = time.perf_counter() - start
         # Probabilities, which is what a user sees, rather than logits, which softmax leaves unidentified.
         p = torch.softmax(posterior.outputs(grid), -1)[..., 1].numpy()
-        from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
-
-        inside, outside = posterior.predict(x), posterior.predict(far)
+        predictions: Any = posterior.predict(x), posterior.predict(far)
+        inside, outside = predictions
         row = {
             "benchmark": "banana",
             "model": name,
