@@ -98,7 +98,7 @@ def test_labels_of_any_integer_type_and_leading_dimensions(dtype, generator):
     y = torch.tensor([[0, 1, 2], [2, 1, 0]], dtype=dtype)
     expected = torch.log_softmax(f, -1).gather(-1, y.long()[..., None])[..., 0]
     torch.testing.assert_close(Categorical()(f, y), expected)
-    with pytest.raises((IndexError, RuntimeError), match=r"out of bounds|non-negative"):
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
         Categorical()(f[0], torch.tensor([0, -100, 1]))
 
 

@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bochner.layers import log_gamma_log_prob
@@ -21,9 +20,9 @@ def noise_log_prior(log_noise: Any, *, jacobian: bool, xp: Any = torch) -> Any:
     return log_gamma_log_prob(log_noise, 0.5, 1.0, xp) + (log_noise if jacobian else 0.0)
 
 
-def categorical_log_likelihood(f: Any, one_hot: Any, xp: Any = torch) -> Any:
-    """Log softmax probability of the class marked in a one-hot array: (..., n, c) to (..., n)."""
-    return xp.sum(f * one_hot, -1) - xp.logsumexp(f, -1)
+def categorical_log_likelihood(f: Any, chosen: Any, xp: Any = torch) -> Any:
+    """Log softmax probability of the class whose output is ``chosen``: (..., n, c) and (..., n) to (..., n)."""
+    return chosen - xp.logsumexp(f, -1)
 
 
 class Gaussian(nn.Module):
@@ -67,7 +66,7 @@ class Categorical(nn.Module):
                 f"The targets must be integer class labels of shape {tuple(f.shape[:-1])}, got {y.dtype} of shape "
                 f"{tuple(y.shape)} instead."
             )
-        return categorical_log_likelihood(f, F.one_hot(y.long(), f.shape[-1]))
+        return categorical_log_likelihood(f, f.gather(-1, y.long()[..., None])[..., 0])
 
     def log_prior(self, *, jacobian: bool = False) -> Tensor:  # noqa: ARG002
         """Zero: there is nothing to learn here."""

@@ -75,7 +75,7 @@ def log_joint(model: Model, parameters: Arrays, features: Any, y: Any, *, jacobi
         log_noise = parameters["likelihood.log_noise"]
         total = total + noise_log_prior(log_noise, jacobian=jacobian, xp=JAX)
         return total + jnp.sum(gaussian_log_likelihood(f, y, log_noise, JAX))
-    return total + jnp.sum(categorical_log_likelihood(f, y, JAX))
+    return total + jnp.sum(categorical_log_likelihood(f, jnp.sum(f * y, -1), JAX))
 
 
 @dataclass(frozen=True)
