@@ -153,12 +153,11 @@ class StationaryLayer(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             if x.dtype in (torch.float16, torch.bfloat16):
                 x = x.to(self.weight.dtype)
-            scale = unit / self.lengthscale
-            if torch.compiler.is_compiling() and scale.ndim == 0:
-                # A compiler fuses scale, link and sum into the wave's kernel; eager mode would make an array for each.
-                u = F.linear(x, self.weight) * scale + (0.0 if bias is None else bias)
+            x = x * (unit / self.lengthscale)
+            if torch.compiler.is_compiling() and bias is not None:
+                u = F.linear(x, self.weight) + bias  # a compiler fuses link and sum into the wave's kernel
             else:
-                u = F.linear(x * scale, self.weight, bias)
+                u = F.linear(x, self.weight, bias)
             return self.activation.wave(self.phase(u))
 
     def log_prior(self, *, jacobian: bool = False) -> Tensor:
