@@ -109,5 +109,5 @@ def test_bad_arguments():
         GaussianProcess(RBF(), x, y.expand(5, 2))
     with pytest.raises(ValueError, match=r"x parameter must have shape \(N, d\).*got \(5,\) and 5 instead"):
         GaussianProcess(RBF(), x[:, 0], y)
-    with pytest.raises(ValueError, match="integer labels of at least two classes"):
+    with pytest.raises(ValueError, match="integer labels from 0 of at least two classes"):
         GaussianProcessClassifier(RBF(), x, torch.zeros(5, dtype=torch.long))

@@ -1,5 +1,7 @@
 """Laplace posteriors: against dense matrices, against curvlinops, against the closed form, and stacked against single."""
 
+import math
+
 import curvlinops
 import pytest
 import torch
@@ -42,12 +44,20 @@ def dense_jacobian(laplace, x):
 
 
 def prior_diagonal(laplace):
-    return torch.cat(
-        [
-            torch.full((tap.weights(laplace.parameters)[0].numel(),), tap.precision, dtype=torch.float64)
-            for tap in laplace.layers
-        ]
-    )
+    """The prior's precision, written out: extractor τ, output K and 1, model layer by its curvature, phases 3/π²."""
+    model, parts = laplace.model, []
+    nu = getattr(model.layer.spectrum, "nu", None)
+    layer = 1.0 if nu is None else (nu + model.layer.in_features / 2) / nu
+    for tap in laplace.layers:
+        weights = tap.weights(laplace.parameters)[0]
+        weight, bias = {"layer": (layer, 3 / math.pi**2), "output": (model.layer.out_features, 1.0)}.get(
+            tap.name, (1.0, 1.0)
+        )
+        column = torch.full((weights.shape[1],), float(weight), dtype=torch.float64)
+        if tap.has_bias:
+            column[-1] = bias
+        parts.append(column.repeat(len(weights)))
+    return torch.cat(parts)
 
 
 def hessian_of_likelihood(model, f):
@@ -95,12 +105,10 @@ def test_full_and_diagonal_are_the_gauss_newton_matrix(name):
 def test_kfac_prediction_is_that_of_the_dense_kronecker_product(name):
     model, (x, y) = MODELS[name]()
     laplace = Laplace(model, x, y, chunk=7)
-    blocks = []
-    for tap, (a, b) in zip(laplace.layers, laplace.curvature.factors, strict=True):
-        kron = torch.kron(b[0], a[0])
-        blocks.append(torch.linalg.inv(kron + tap.precision * torch.eye(len(kron)).double()))
+    kron = torch.block_diag(*(torch.kron(b[0], a[0]) for a, b in laplace.curvature.factors))
+    inverse = torch.linalg.inv(kron + torch.diag(prior_diagonal(laplace)))
     j = dense_jacobian(laplace, x)
-    expected = j @ torch.block_diag(*blocks) @ j.mT
+    expected = j @ inverse @ j.mT
     _, covariance = laplace.output_moments(x, chunk=5)
     torch.testing.assert_close(covariance[0], expected, rtol=1e-7, atol=1e-10)
 
@@ -160,32 +168,37 @@ def test_kfac_is_that_of_curvlinops(name):
             torch.testing.assert_close(b[0] * a[0][-1, -1], bias, rtol=1e-6, atol=1e-9)
 
 
-def test_last_layer_full_laplace_is_the_closed_form_and_the_gaussian_process():
-    """A linear-Gaussian problem: closed form, full Laplace on the output layer and a dense GP agree to 1e-8."""
-    model = regression(width=15)
+@pytest.mark.parametrize("output_bias", [False, True])
+def test_last_layer_laplace_is_the_closed_form(output_bias):
+    """A linear-Gaussian problem: closed form and full Laplace on the output layer agree to 1e-8."""
+    model = regression(width=15, output_bias=output_bias)
     x, y = data(30)
     x_new = torch.linspace(-3, 3, 9, dtype=torch.float64)[:, None].expand(-1, 3)
     closed = ClosedForm(model, x, y)
     with torch.no_grad():
-        model.output.weight.copy_(closed.mean.T)  # the MAP estimate
+        model.output.weight.copy_(closed.mean[:15].T)  # the MAP estimate
+        if output_bias:
+            model.output.bias.copy_(closed.mean[15])
     prediction, expected = Laplace(model, x, y, structure="last_layer").predict(x_new), closed.predict(x_new)
     torch.testing.assert_close(prediction.mean, expected.mean, rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(prediction.variance, expected.variance, rtol=1e-8, atol=1e-12)
 
 
-def test_kfac_of_a_linear_gaussian_layer_is_exact():
-    """One linear layer and Gaussian noise: A ⊗ B is the Gauss–Newton matrix itself, so KFAC is the closed form."""
-    model = regression(width=15)
+def test_kfac_is_exact_for_one_linear_layer_with_gaussian_noise():
+    """A ⊗ B is the Gauss–Newton matrix itself there: KFAC over the output layer alone predicts what the closed form does."""
+    model = regression(width=15, output_bias=True)
     x, y = data(30)
     closed = ClosedForm(model, x, y)
     with torch.no_grad():
-        model.output.weight.copy_(closed.mean.T)
+        model.output.weight.copy_(closed.mean[:15].T)
+        model.output.bias.copy_(closed.mean[15])
     laplace = Laplace(model, x, y)
-    # Only the output layer: its own share of the variance.
     index = [tap.name for tap in laplace.layers].index("output")
-    tap, (a, b) = laplace.layers[index], laplace.curvature.factors[index]
-    precision = torch.kron(b[0], a[0]) + tap.precision * torch.eye(15).double()
-    torch.testing.assert_close(precision, closed.factor @ closed.factor.T, rtol=1e-8, atol=1e-10)
+    only = Laplace(model, x, y, structure="last_layer")
+    only.curvature, only.state = laplace.curvature, [laplace.state[index]]
+    x_new = data(9, seed=4)[0]
+    torch.testing.assert_close(only.predict(x_new).mean, closed.predict(x_new).mean, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(only.predict(x_new).variance, closed.predict(x_new).variance, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -232,16 +245,23 @@ def test_sampled_and_linearised_predictions_agree_where_the_network_is_linear(ge
 
 
 def test_pi_damping_factors_the_prior():
+    """In units of the prior's standard deviations: (B + 1/π) ⊗ (A + π), with π² the ratio of mean eigenvalues."""
     model = regression(hidden=(5, 4), width=6)
-    x, y = data(20)
-    laplace = Laplace(model, x, y, damping="pi")
-    for tap, (a, b), (u_b, u_a, v) in zip(laplace.layers, laplace.curvature.factors, laplace.state, strict=True):
-        a, b = a[0], b[0]
+    laplace = Laplace(model, *data(20), damping="pi")
+    sizes = [t.weights(laplace.parameters)[0].numel() for t in laplace.layers]
+    for (a, b), (u_b, u_a, v), tau in zip(
+        laplace.curvature.factors, laplace.state, prior_diagonal(laplace).split(sizes), strict=True
+    ):
+        unit = tau[: a.shape[-1]].rsqrt()
+        a, b = unit[:, None] * a[0] * unit, b[0]
         pi = ((a.trace() / len(a)) / (b.trace() / len(b))).sqrt()
-        left = b + tap.precision**0.5 / pi * torch.eye(len(b)).double()
-        right = a + tap.precision**0.5 * pi * torch.eye(len(a)).double()
-        ours = torch.kron(u_b[0], u_a[0]) @ torch.diag(1 / v[0].flatten()) @ torch.kron(u_b[0], u_a[0]).T
-        torch.testing.assert_close(ours, torch.kron(left, right), rtol=1e-8, atol=1e-8)
+        left, right = b + torch.eye(len(b)).double() / pi, a + pi * torch.eye(len(a)).double()
+        basis = torch.kron(u_b[0], u_a[0])
+        covariance = basis @ torch.diag(v[0].flatten()) @ basis.T
+        scale = torch.kron(torch.ones(len(b)).double(), unit)
+        torch.testing.assert_close(
+            covariance, scale[:, None] * torch.linalg.inv(torch.kron(left, right)) * scale, rtol=1e-8, atol=1e-10
+        )
 
 
 @pytest.mark.parametrize("kind", ["regression", "classes"])
@@ -260,7 +280,7 @@ def test_paper_protocol_is_the_published_formula(kind, generator):
     root = 5e-4**0.5
     a = torch.linalg.inv(torch.linalg.cholesky(h.T @ h / 12 + root * torch.eye(5, dtype=torch.float64)))
     b = torch.linalg.inv(g.T @ g / 12 + root * torch.eye(g.shape[1], dtype=torch.float64))
-    expected = torch.kron(b, a @ a.T) * (0.7 / 30) ** 2
+    expected = torch.kron(b.contiguous(), (a @ a.T).contiguous()) * (0.7 / 30) ** 2
     deviations = (drawn["output.weight"][:, 0] - model.output.weight.detach()).flatten(1)
     scale = expected.diagonal()
     error = ((scale[:, None] * scale + expected**2) / 40_000).sqrt()
@@ -306,11 +326,25 @@ def test_bad_arguments():
         Laplace(model, x, y, damping="none")
     with pytest.raises(ValueError, match="x parameter must be finite, got 3 NaN"):
         Laplace(model, x.clone().index_fill(0, torch.tensor([0]), float("nan")), y)
+    for mode in ("circular", "reflect"):
+        extractor = nn.Sequential(nn.Conv2d(1, 1, 3, padding=1, padding_mode=mode), nn.Flatten())
+        with pytest.raises(ValueError, match="zero padding to be covered"):
+            Laplace(
+                Model(StationaryLayer(16, 4), 2, Categorical(), extractor=extractor),
+                torch.zeros(4, 1, 4, 4),
+                torch.arange(4) % 2,
+            )
+    shared = nn.Linear(3, 3).double()
+    twice = Model(StationaryLayer(3, 4, dtype=torch.float64), 1, Gaussian(), extractor=nn.Sequential(shared, shared))
+    with pytest.raises(ValueError, match=r"layer extractor.0 is used more than once"):
+        Laplace(twice, x, y)
+    with pytest.raises(ValueError, match=r"networks of a stack must have the same structure.*number 1 differs"):
+        Laplace([regression(), regression(activation="triangle")], x, y)
     wide = regression(hidden=(200, 100), width=6)
     with pytest.raises(ValueError, match="full posterior covers at most 20000 weights, got"):
         Laplace(wide, x, y, structure="full")
     grouped = Model(
         StationaryLayer(8, 4), 2, Categorical(), extractor=nn.Sequential(nn.Conv2d(2, 2, 1, groups=2), nn.Flatten())
     )
-    with pytest.raises(ValueError, match=r"layer extractor.0 must have groups=1 and numeric padding"):
+    with pytest.raises(ValueError, match=r"layer extractor.0 must have groups=1 and numeric zero padding"):
         Laplace(grouped, torch.zeros(4, 2, 2, 2), torch.arange(4) % 2)

@@ -44,6 +44,23 @@ def test_gaussian_mixture(generator):
     torch.testing.assert_close(predictive.variance, samples.var(0, correction=0))
 
 
+def test_mixture_whose_draws_have_their_own_noise(generator):
+    samples = torch.randn(40, 6, 2, generator=generator, dtype=torch.float64)
+    noise = 0.1 + torch.rand(40, generator=generator, dtype=torch.float64)
+    predictive = GaussianPredictive.from_samples(samples, noise)
+    densities = scipy.stats.norm(samples.numpy(), noise.numpy()[:, None, None]).pdf(0.3).prod(-1).mean(0)
+    np.testing.assert_allclose(
+        predictive.log_prob(torch.full((6, 2), 0.3).double()).numpy(), np.log(densities), rtol=1e-6
+    )
+    total = samples.numpy().var(0) + (noise.numpy() ** 2).mean()
+    np.testing.assert_allclose(predictive.std.numpy(), np.sqrt(total))
+
+
+def test_log_probabilities_do_not_underflow():
+    predictive = CategoricalPredictive.from_logits([torch.tensor([[0.0, 200.0]])] * 3)
+    assert predictive.log_prob(torch.tensor([0])).item() == pytest.approx(-200)
+
+
 def test_categorical_moments(generator):
     logits = 2 * torch.randn(30, 5, 4, generator=generator, dtype=torch.float64)
     predictive = CategoricalPredictive.from_logits(iter(logits))
@@ -112,6 +129,8 @@ def test_ood_metrics():
     assert metrics.ood_auc(inside, outside) == pytest.approx(pairs)
     # Flagging all three outside inputs flags the inside one at 3 as well.
     assert metrics.fpr95(inside, outside) == pytest.approx(1 / 4)
+    # Identical sets: flagging 95 % of one flags 95 % of the other.
+    assert metrics.fpr95(np.arange(20.0), np.arange(20.0)) == pytest.approx(0.95)
     assert metrics.ood_aupr(inside, outside) == pytest.approx((1 + 1 + 3 / 4) / 3)
 
 
@@ -122,6 +141,8 @@ def test_metric_bad_arguments():
         metrics.nlpd([math.nan])
     with pytest.raises(ValueError, match=r"mean parameter must have the shape of y, \(2,\), got \(1,\) instead"):
         metrics.rmse([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match=r"must have the shape of y, \(3,\), got \(3, 1\) and \(3, 1\) instead"):
+        metrics.coverage(np.zeros(3), np.zeros((3, 1)), np.zeros((3, 1)))
     with pytest.raises(ValueError, match=r"y parameter must hold 1 integer labels, got float64"):
         metrics.accuracy([0.5], [[0.5, 0.5]])
     with pytest.raises(ValueError, match=r"AUC needs at least two classes among the labels, got only \[0\]"):

@@ -20,7 +20,7 @@ def test_samples_have_half_the_diagonal_plus_half_the_low_rank_covariance(genera
     drawn = swag.sample_weights(20_000, generator=generator)
     draws = torch.cat([drawn[n][:, 0].flatten(1) for n in drawn], -1)
     mean = torch.cat([swag.mean[n][0].flatten() for n in drawn])
-    variance = torch.cat([(swag.square[n] - swag.mean[n].square())[0].flatten() for n in drawn])
+    variance = torch.cat([(swag.scatter[n] / swag.count)[0].flatten() for n in drawn])
     columns = torch.cat([torch.stack(swag.deviations[n])[:, 0].flatten(1) for n in drawn], -1)
     assert columns.shape[0] == 5
     covariance = 0.5 * torch.diag(variance) + 0.5 * columns.T @ columns / 4
@@ -45,13 +45,34 @@ def test_moments_are_those_of_the_snapshots():
     for name, mean in swag.mean.items():
         stack = torch.stack([s[name] for s in snapshots])
         torch.testing.assert_close(mean, stack.mean(0))
-        torch.testing.assert_close(swag.square[name], stack.square().mean(0))
+        torch.testing.assert_close(swag.scatter[name] / 6, stack.var(0, correction=0), rtol=1e-6, atol=1e-14)
         torch.testing.assert_close(model.get_parameter(name), stack.mean(0)[0])
         # A deviation is from the mean as it was when the snapshot came in.
         torch.testing.assert_close(swag.deviations[name][-1], stack[-1] - stack.mean(0))
         torch.testing.assert_close(swag.deviations[name][0], stack[3] - stack[:4].mean(0))
     assert model.layer.lengthscale.item() == lengthscale
     assert model.layer.log_lengthscale.requires_grad
+
+
+def test_float32_variances_do_not_cancel():
+    """Snapshots around 3 with standard deviation 1e-4: a difference of mean squares would be all rounding error."""
+    swag = Swag.__new__(Swag)
+    swag.count, swag.rank, swag.mean, swag.scatter, swag.deviations = 0, 5, {}, {}, {}
+    snapshots = 3 + 1e-4 * torch.randn(40, 1, 500, generator=torch.Generator().manual_seed(0))
+    for snapshot in snapshots:
+        swag._collect({"w": snapshot})
+    expected = snapshots.double().var(0, correction=0).sqrt()
+    torch.testing.assert_close((swag.scatter["w"] / 40).sqrt().double(), expected, rtol=1e-2, atol=0)
+
+
+def test_divergence_is_an_error_for_one_and_marked_in_a_stack():
+    x, y = data(30)
+    with pytest.raises(ValueError, match=r"SGD diverged at the learning rate 1e\+150 while collecting; lower it"):
+        Swag(regression(), x, y, lr=1e150, epochs=6, rank=3)
+    swag = Swag([regression(0), regression(1)], x, y, lr=[1e150, 1e-3], epochs=6, rank=3)
+    prediction = swag.predict(x[:2], 4)
+    assert torch.isnan(prediction.mean[0]).all()
+    assert torch.isfinite(prediction.mean[1]).all()
 
 
 def norm_model(seed=0):

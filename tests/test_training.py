@@ -158,9 +158,44 @@ def test_batch_norm_statistics_of_a_stack_are_those_of_each_network():
     torch.testing.assert_close(stack[1].extractor[0].running_mean, alone.extractor[0].running_mean)
 
 
+def test_divergence_restores_batch_norm_too_and_a_lone_last_row_is_skipped():
+    def make():
+        extractor = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3)).double()
+        return Model(StationaryLayer(3, 8, dtype=torch.float64), 1, Gaussian(), extractor=extractor)
+
+    x, y = data(21)
+    model = make()
+    fit = fit_map(model, x, y, Recipe(5, 10, lambda g: torch.optim.SGD(g), 1e200))
+    assert fit.diverged.all()
+    assert all(torch.isfinite(v).all() for v in model.state_dict().values())
+    assert not fit_map(make(), x, y, Recipe(2, 10, lr=1e-3)).diverged.any()
+
+
+def test_an_interrupted_run_keeps_what_it_has_learnt():
+    x, y = data(20)
+    model = regression()
+    before = model.output.weight.clone()
+
+    def stop(_):
+        raise KeyboardInterrupt("enough")
+
+    with pytest.raises(KeyboardInterrupt, match="enough"):
+        fit_map(model, x, y, Recipe(5, 10, lr=1e-2), after_epoch=stop)
+    assert not torch.equal(model.output.weight, before)
+    assert not model.training
+
+
 def test_bad_arguments():
     x, y = data(20)
     model = regression()
+    with pytest.raises(ValueError, match=r"networks must use bochner.networks.SeededDropout in place of nn.Dropout"):
+        fit_map(
+            Model(StationaryLayer(3, 4, dtype=torch.float64), 1, Gaussian(), extractor=nn.Dropout(0.1)), x, y, Recipe()
+        )
+    with pytest.raises(ValueError, match=r"networks of a stack must have the same structure.*number 1 differs"):
+        fit_map([regression(), regression(kernel="rbf")], x, y, Recipe())
+    with pytest.raises(ValueError, match=r"x parameter must have the model's type, torch.float64, got torch.float32"):
+        fit_map(model, x.float(), y, Recipe())
     with pytest.raises(ValueError, match="y parameter must be finite, got 1 NaN"):
         fit_map(model, x, torch.where(torch.arange(20)[:, None] == 0, math.nan, y), Recipe())
     with pytest.raises(ValueError, match="at least two classes, got only class 0"):

@@ -85,6 +85,10 @@ def ece(y: ArrayLike, probabilities: ArrayLike, *, bins: int = 15) -> float:
 def coverage(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> float:
     """Share of targets inside their interval; best when it equals the nominal coverage."""
     y_, low, high = _arrays(y=y, lower=lower, upper=upper)
+    if not y_.shape == low.shape == high.shape:
+        raise ValueError(
+            f"The lower and upper parameters must have the shape of y, {y_.shape}, got {low.shape} and {high.shape} instead."
+        )
     return float(np.mean((low <= y_) & (y_ <= high)))
 
 
@@ -105,5 +109,5 @@ def ood_aupr(inside: ArrayLike, outside: ArrayLike) -> float:
 
 def fpr95(inside: ArrayLike, outside: ArrayLike) -> float:
     """Share of inside inputs flagged at the threshold that flags 95 % of the outside ones."""
-    fpr, tpr, _ = roc_curve(*_ood(inside, outside))
+    fpr, tpr, _ = roc_curve(*_ood(inside, outside), drop_intermediate=False)
     return float(fpr[np.argmax(tpr >= 0.95)])

@@ -49,17 +49,22 @@ class GaussianPredictive(Predictive):
         variance: Variance of f, (..., n, c), without noise.
         noise: Noise standard deviation s, a scalar or of shape (...).
         samples: Draws of f, (S, ..., n, c), where the posterior is a mixture over them; None where f is Gaussian.
+        sample_noise: Noise of every draw, (S,), where the noise is drawn too; ``noise`` is then their root mean square.
     """
 
     mean: Tensor
     variance: Tensor
     noise: Tensor
     samples: Tensor | None = None
+    sample_noise: Tensor | None = None
 
     @classmethod
     def from_samples(cls, samples: Tensor, noise: Tensor) -> "GaussianPredictive":
-        """The equal mixture of N(f_s, s²) over draws f_s of shape (S, ..., n, c)."""
-        return cls(samples.mean(0), samples.var(0, correction=0), noise, samples)
+        """The equal mixture of N(f_s, s²) over draws f_s, (S, ..., n, c), with one noise or, for a single network, S of them."""
+        mean, variance = samples.mean(0), samples.var(0, correction=0)
+        if noise.ndim == samples.ndim - 2:
+            return cls(mean, variance, noise.square().mean(0).sqrt(), samples, noise)
+        return cls(mean, variance, noise, samples)
 
     @property
     def _noise(self) -> Tensor:
@@ -81,7 +86,8 @@ class GaussianPredictive(Predictive):
             )
         if self.samples is None:
             return normal_log_density(y, self.mean, self.std).sum(-1)
-        densities = normal_log_density(y, self.samples, self._noise).sum(-1)
+        noise = self._noise if self.sample_noise is None else self.sample_noise[..., None, None]
+        densities = normal_log_density(y, self.samples, noise).sum(-1)
         return densities.logsumexp(0) - math.log(len(self.samples))
 
     @property
@@ -122,12 +128,12 @@ class CategoricalPredictive(Predictive):
     """Classification: moments of the class probabilities over the posterior.
 
     Attributes:
-        probabilities: Mean probabilities, (..., n, c).
+        log_probabilities: Logarithm of the mean probabilities, (..., n, c); finite where the probabilities underflow.
         probability_variance: Their variance over the posterior, (..., n, c).
         expected_entropy: Mean over the posterior of the entropy: the aleatoric part, (..., n).
     """
 
-    probabilities: Tensor
+    log_probabilities: Tensor
     probability_variance: Tensor
     expected_entropy: Tensor
 
@@ -135,16 +141,25 @@ class CategoricalPredictive(Predictive):
     def from_logits(cls, logits: Iterable[Tensor]) -> "CategoricalPredictive":
         """Averages over posterior draws of the outputs, each (..., n, c), one at a time: no stack of them is kept."""
         count = 0
-        mean = square = entropy = torch.zeros(())
+        log_sum, square, entropy = torch.tensor(-math.inf), torch.zeros(()), torch.zeros(())
         for draw in logits:
             log_p = torch.log_softmax(draw, -1)
             p = log_p.exp()
-            mean, square, entropy = mean + p, square + p.square(), entropy - (p * log_p).sum(-1)
+            log_sum, square, entropy = (
+                torch.logaddexp(log_sum.to(log_p), log_p),
+                square + p.square(),
+                entropy - (p * log_p).sum(-1),
+            )
             count += 1
         if count == 0:
             raise ValueError("The logits parameter must hold at least one draw, got none.")
-        mean = mean / count
-        return cls(mean, (square / count - mean.square()).clamp(min=0), entropy / count)
+        log_mean = log_sum - math.log(count)
+        return cls(log_mean, (square / count - (2 * log_mean).exp()).clamp(min=0), entropy / count)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Mean probabilities, (..., n, c)."""
+        return self.log_probabilities.exp()
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log probability of each class label, (..., n) integers."""
@@ -153,7 +168,7 @@ class CategoricalPredictive(Predictive):
                 f"The targets must be integer class labels, one per row, got {y.dtype} of shape {tuple(y.shape)} instead."
             )
         index = y.expand(self.probabilities.shape[:-1]).unsqueeze(-1)
-        return self.probabilities.gather(-1, index).squeeze(-1).log()
+        return self.log_probabilities.gather(-1, index).squeeze(-1)
 
     @property
     def confidence(self) -> Tensor:

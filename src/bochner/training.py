@@ -17,7 +17,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 from bochner.models import Model
 from bochner.networks import SeededDropout
 from bochner.randomness import counter_permutation, counter_uniform
-from bochner.validation import check_data
+from bochner.validation import as_stack, check_data
 
 
 def constant(progress: float) -> float:  # noqa: ARG001
@@ -111,8 +111,12 @@ def fit_map(
         after_epoch: Called at the end of every epoch with the trained parameters, each (E, ...); they change afterwards.
         progress: Whether to show a progress bar.
     """
-    models = [model] if isinstance(model, Model) else list(model)
+    models = as_stack(model)
     num = len(models)
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) for m in models[0].modules()):
+        raise ValueError(
+            "The networks must use bochner.networks.SeededDropout in place of nn.Dropout, so that each has its own seed."
+        )
     device = models[0].layer.weight.device
     seeds = torch.as_tensor([seed] * num if isinstance(seed, int) else list(seed), device=device)
     if len(seeds) != num:
@@ -130,7 +134,11 @@ def fit_map(
         rows = torch.arange(len(x), device=device).expand(num, -1)
     if rows.ndim != 2 or len(rows) != num or rows.shape[1] == 0:
         raise ValueError(f"The rows parameter must have shape ({num}, n) with n ≥ 1, got {tuple(rows.shape)} instead.")
-    return _Stack(models, recipe, rates.to(device), explosion).train(x, y, rows, seeds, after_epoch, progress)
+    stack = _Stack(models, recipe, rates.to(device), explosion)
+    try:
+        return stack.train(x, y, rows, seeds, after_epoch, progress)
+    finally:  # an interrupted run keeps what it has learnt
+        stack.write_back()
 
 
 class _Stack:
@@ -178,10 +186,16 @@ class _Stack:
     ) -> Fit:
         epochs, size, count = self.recipe.epochs, self.recipe.batch_size, rows.shape[1]
         steps = math.ceil(count / size)
+        if (
+            count % size == 1
+            and steps > 1
+            and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.objective.modules())
+        ):
+            steps -= 1  # BatchNorm has no statistics of a single row: the last one sits this epoch out
         history, first = [], None
         diverged = torch.zeros(len(self.models), dtype=torch.bool, device=x.device)
         for epoch in track(range(epochs), description="training", disable=not progress, transient=True):
-            good = {n: p.clone() for n, p in self.parameters.items()}
+            good = {n: p.clone() for n, p in (self.parameters | self.buffers).items()}
             order = rows.gather(1, counter_permutation(seeds, epoch, count))
             factor = self.recipe.schedule(epoch / epochs)
             total = torch.zeros(len(self.models), dtype=torch.float64, device=x.device)
@@ -195,7 +209,7 @@ class _Stack:
                 self._update(grads, factor)
                 total += loss.double()
             diverged |= bad
-            for name, value in self.parameters.items():
+            for name, value in (self.parameters | self.buffers).items():
                 value.copy_(torch.where(diverged.reshape(-1, *[1] * (value.ndim - 1)), good[name], value))
             history.append(torch.where(diverged, math.nan, total / steps))
             if after_epoch is not None:
@@ -203,7 +217,6 @@ class _Stack:
             if bool(diverged.all()):
                 break
         history += [torch.full_like(history[0], math.nan)] * (epochs - len(history))
-        self._write_back()
         return Fit(torch.stack(history).cpu(), diverged.cpu())
 
     def _update(self, grads: dict[str, Tensor], factor: float) -> None:
@@ -219,7 +232,8 @@ class _Stack:
             torch.lerp(before[name], value, rate, out=value)
 
     @torch.no_grad()
-    def _write_back(self) -> None:
+    def write_back(self) -> None:
+        """Puts the stacked parameters and buffers into the networks, which leave in evaluation mode."""
         for i, model in enumerate(self.models):
             state = {n: p[i] for n, p in (self.parameters | self.buffers).items()}
             objective = _Objective(model)

@@ -1,10 +1,33 @@
 """Checks of training data, before any work is done."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from bochner.likelihoods import Categorical
 from bochner.models import Model
+
+
+def as_stack(model: Model | Sequence[Model]) -> list[Model]:
+    """One network or several as a list, after checking that they differ in their numbers only.
+
+    A stack computes with the first network's activation, spectrum, likelihood and structure.
+    """
+    models = [model] if isinstance(model, Model) else list(model)
+    if not models:
+        raise ValueError("The model parameter must be a network or a list of at least one, got an empty list.")
+
+    def description(m: Model) -> tuple[object, ...]:
+        shapes = [(n, p.shape, p.requires_grad) for n, p in m.named_parameters()]
+        return m.layer.activation, m.layer.spectrum, repr(m), m.extractor_precision, shapes
+
+    for i, member in enumerate(models[1:], start=1):
+        if description(member) != description(models[0]):
+            raise ValueError(
+                f"The networks of a stack must have the same structure, prior and trainable parameters, but number {i} differs."
+            )
+    return models
 
 
 def check_data(model: Model, x: Tensor, y: Tensor) -> None:
@@ -24,10 +47,16 @@ def check_data(model: Model, x: Tensor, y: Tensor) -> None:
             raise ValueError(
                 f"The {name} parameter must be finite, got {count} NaN or infinite entries; drop or impute those rows first."
             )
+    dtype = model.layer.weight.dtype
     if x.dtype in (torch.float16, torch.bfloat16):
         raise ValueError(
             f"The x parameter must be float32 or float64 (statistics overflow in less), got {x.dtype}; call x.float() first."
         )
+    for name, value in (("x", x), ("y", y)):
+        if value.is_floating_point() and value.dtype != dtype:
+            raise ValueError(
+                f"The {name} parameter must have the model's type, {dtype}, got {value.dtype}; convert one of them."
+            )
     outputs = model.output.out_features
     if isinstance(model.likelihood, Categorical):
         if y.is_floating_point() or y.ndim != 1:
@@ -41,5 +70,7 @@ def check_data(model: Model, x: Tensor, y: Tensor) -> None:
             raise ValueError(
                 f"The y parameter must hold at least two classes, got only class {low}: there is nothing to learn."
             )
-    elif y.shape[1:] != (outputs,):
-        raise ValueError(f"The y parameter must have shape (N, {outputs}), got {tuple(y.shape)} instead.")
+    elif not y.is_floating_point() or y.shape[1:] != (outputs,):
+        raise ValueError(
+            f"The y parameter must hold floats of shape (N, {outputs}), got {y.dtype} of shape {tuple(y.shape)} instead."
+        )

@@ -40,13 +40,17 @@ def cholesky(matrix: Tensor) -> Tensor:
         if not info.any():
             return factor
     raise ValueError(
-        "The precision matrix is not positive definite even after jitter of 1e-6: are the features finite?"
+        "The precision matrix is not positive definite even after jitter of 1e-6. Either the features are not finite, or "
+        "they are float32 on a GPU under very small noise; use model.double() then."
     )
 
 
 def features(model: Model, x: Tensor) -> Tensor:
-    """Features with a column of ones where the output layer has a bias, (n, K) or (n, K + 1)."""
-    phi = model.features(x)
+    """Features with a column of ones where the output layer has a bias, (n, K) or (n, K + 1).
+
+    The network is put in evaluation mode: features of a row must not depend on its batch or on chance.
+    """
+    phi = model.eval().features(x)
     return phi if model.output.bias is None else torch.cat([phi, torch.ones_like(phi[:, :1])], -1)
 
 
@@ -72,10 +76,11 @@ class Statistics:
 
     @classmethod
     def of(cls, model: Model, x: Tensor, y: Tensor, chunk: int = CHUNK) -> "Statistics":
-        """Accumulates over chunks: products in the precision of the features, sums in float64."""
+        """Accumulates over chunks: sums in float64, and products too on the CPU; on a GPU in the precision of the features."""
         gram = projection = square = 0.0
         for xb, yb in batches(x, y, size=chunk):
             phi = features(model, xb)
+            phi = phi.double() if phi.device.type == "cpu" else phi
             gram = gram + (phi.mT @ phi).double()
             projection = projection + (phi.mT @ yb.to(phi)).double()
             square = square + yb.double().square().sum()
@@ -197,9 +202,11 @@ def tune_marginal(
             phi = features(model, xb)
             # d/dΦ of <G', Φ'Φ> + <B', Φ'y>, for a symmetric G'.
             push = 2 * phi.detach() @ gram_grad.to(phi) + yb.to(phi) @ projection_grad.to(phi).mT
-            phi.backward(push)
+            if phi.requires_grad:
+                phi.backward(push)
         optimizer.step()
         history.append(evidence.item())
+    model.zero_grad()
     return log_amplitude.exp().item(), history
 
 
@@ -246,6 +253,11 @@ class ClosedFormClassifier:
             self.mean = self._mode(x, y, prior, steps, chunk)
             self.full = self.mean.numel() <= full_limit
             self.factor = cholesky(self._precision(x, prior, chunk))
+            # With the joint precision at hand Newton's method finishes what L-BFGS left.
+            for _ in range(3 if self.full else 0):
+                gradient = self._loss_and_gradient(self.mean, x, y, prior, chunk)[1].mT.reshape(-1, 1)
+                self.mean = self.mean - torch.cholesky_solve(gradient, self.factor).reshape(self.mean.mT.shape).mT
+                self.factor = cholesky(self._precision(x, prior, chunk))
 
     def _mode(self, x: Tensor, y: Tensor, prior: Tensor, steps: int, chunk: int) -> Tensor:
         """Maximum a posteriori output weights, (K, c), float64."""
@@ -259,21 +271,23 @@ class ClosedFormClassifier:
 
         def closure() -> Tensor:
             w = torch.linalg.solve_triangular(bound.mT, v.detach(), upper=True)
-            loss = 0.5 * (prior[:, None] * w.square()).sum()
-            grad = prior[:, None] * w
-            for xb, yb in batches(x, y, size=chunk):
-                phi = features(self.model, xb)
-                log_p = torch.log_softmax(phi.double() @ w, -1)
-                loss = loss - log_p.gather(-1, yb[:, None]).sum()
-                residual = log_p.exp()
-                residual[torch.arange(len(yb), device=yb.device), yb] -= 1
-                grad = grad + phi.double().mT @ residual
+            loss, grad = self._loss_and_gradient(w, x, y, prior, chunk)
             v.grad = torch.linalg.solve_triangular(bound, grad, upper=False).contiguous()
             return loss
 
         with torch.enable_grad():
             optimizer.step(closure)
         return torch.linalg.solve_triangular(bound.mT, v.detach(), upper=True)
+
+    def _loss_and_gradient(self, w: Tensor, x: Tensor, y: Tensor, prior: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+        """Minus the log joint of the output weights (K, c), up to a constant, and its gradient."""
+        loss, grad = 0.5 * (prior[:, None] * w.square()).sum(), prior[:, None] * w
+        for xb, yb in batches(x, y.long(), size=chunk):
+            phi = features(self.model, xb).double()
+            log_p = torch.log_softmax(phi @ w, -1)
+            loss = loss - log_p.gather(-1, yb[:, None]).sum()
+            grad = grad + phi.mT @ (log_p.exp() - torch.nn.functional.one_hot(yb, w.shape[-1]))
+        return loss, grad
 
     def _precision(self, x: Tensor, prior: Tensor, chunk: int) -> Tensor:
         """Σ φφ' ⊗ (diag p − pp') + Λ: (cK, cK), or its class blocks (c, K, K)."""
@@ -309,9 +323,11 @@ class ClosedFormClassifier:
         return phi @ self.mean, torch.einsum("ikn,jkn->nij", half, half)
 
     @torch.no_grad()
-    def predict(self, x: Tensor) -> Predictive:
+    def predict(self, x: Tensor, *, chunk: int = 1024) -> Predictive:
         """Class probabilities, averaged over Gaussian draws of the outputs."""
-        mean, covariance = self.logit_moments(x)
+        mean, covariance = (
+            torch.cat(parts) for parts in zip(*(self.logit_moments(xb) for xb in x.split(chunk)), strict=True)
+        )
         factor = torch.linalg.cholesky(covariance + 1e-12 * torch.eye(mean.shape[-1]).to(mean))
         generator = torch.Generator(device=mean.device).manual_seed(self.seed)
 

@@ -201,9 +201,10 @@ class GaussianProcessClassifier:
         seed: int = 0,
     ) -> None:
         _check(x, y)
-        if y.is_floating_point() or y.ndim != 1 or len(y.unique()) < 2:
+        if y.is_floating_point() or y.ndim != 1 or len(y.unique()) < 2 or int(y.min()) < 0:
             raise ValueError(
-                f"The y parameter must hold integer labels of at least two classes, got {y.dtype} of shape {tuple(y.shape)}."
+                f"The y parameter must hold integer labels from 0 of at least two classes, got {y.dtype} of shape {tuple(y.shape)} "
+                f"with values {y.unique().tolist()[:5]}."
             )
         classes = int(y.max()) + 1
         self.samples, self.seed = samples, seed

@@ -7,11 +7,12 @@ $$ \sum_n J_n^\top\Lambda_n J_n \approx A \otimes B, \qquad A = \tfrac{1}{NT}\su
    B = \sum_{n,t,c} g_c g_c^\top, $$
 
 with $g_c$ the gradient of output $c$, weighted by a root of $\Lambda_n$, in $z$, and $T$ the positions that share the weights.
-In the eigenbases of A and B the prior is added exactly: the precision of entry (i, j) is $b_i a_j + \tau$.
+In the eigenbases of A and B, in units of the prior's standard deviations, the prior is added exactly: the precision of entry
+(i, j) is $b_i a_j + 1$. For the two likelihoods here the Gauss–Newton matrix is the Fisher information.
 
 The linearised prediction $f(x) + J(x)(\theta - \theta^*)$ has variance $\sum_{ij} (U_B^\top G U_A)_{ij}^2 / (b_i a_j + \tau)$ for
 each layer, where $G = \sum_t g_t \bar a_t^\top$. For a linear layer that is $\tilde g^2 \cdot M \cdot \tilde a^2$: two matrix
-products, and no Jacobian is ever formed.
+products and no Jacobian. A convolution sums over its positions, so that $G$ is formed there, for one layer and one chunk at a time.
 
 The lengthscale and the noise stay outside: they are point estimates here.
 
@@ -38,7 +39,7 @@ from bochner.posteriors.closed_form import batches
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.predictive import GaussianPredictive, Predictive
 from bochner.spectra import Matern
-from bochner.validation import check_data
+from bochner.validation import as_stack, check_data
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,13 @@ class Tap:
         name: Dotted name in the model.
         module: The layer.
         precision: Prior precision of its weights.
+        bias_precision: Prior precision of its bias.
     """
 
     name: str
     module: nn.Module
     precision: float
+    bias_precision: float
 
     @property
     def nudged(self) -> nn.Module:
@@ -81,6 +84,14 @@ class Tap:
         else:
             x = x.reshape(len(x), -1, x.shape[-1])
         return torch.cat([x, torch.full_like(x[..., :1], one)], -1) if self.has_bias else x
+
+    def precisions(self, like: Tensor) -> Tensor:
+        """Prior precision of every column of the weight matrix, the bias last, (fan_in,)."""
+        fan_in = like.shape[-1]
+        tau = like.new_full((fan_in,), self.precision)
+        if self.has_bias:
+            tau[-1] = self.bias_precision
+        return tau
 
     def gradients(self, g: Tensor) -> Tensor:
         """Gradient in the pre-activation as (n, T, fan_out)."""
@@ -129,15 +140,21 @@ def taps(model: Model) -> list[Tap]:
     found = []
     for name, module in model.named_modules():
         if isinstance(module, StationaryLayer):
-            found.append(Tap(name, module, layer_precision(module)))
+            # A phase is uniform on the circle; a Gaussian of the same variance stands for that.
+            phase = 3 / math.pi**2 if module.activation.bias == "uniform" else 1.0
+            found.append(Tap(name, module, layer_precision(module), phase))
         elif module is model.output:
-            found.append(Tap(name, module, float(model.layer.out_features)))
+            found.append(Tap(name, module, float(model.layer.out_features), 1.0))
         elif isinstance(module, nn.Linear | nn.Conv2d):
-            if isinstance(module, nn.Conv2d) and (module.groups != 1 or isinstance(module.padding, str)):
+            if isinstance(module, nn.Conv2d) and (module.groups, module.padding_mode, type(module.padding)) != (
+                1,
+                "zeros",
+                tuple,
+            ):
                 raise ValueError(
-                    f"The layer {name} must have groups=1 and numeric padding to be covered, got {module}."
+                    f"The layer {name} must have groups=1 and numeric zero padding to be covered, got {module}."
                 )
-            found.append(Tap(name, module, model.extractor_precision))
+            found.append(Tap(name, module, model.extractor_precision, model.extractor_precision))
     return found
 
 
@@ -157,6 +174,10 @@ class Listener:
         for i, tap in enumerate(self.layers):
 
             def hear(_: nn.Module, args: tuple[Any, ...], tap: Tap = tap) -> None:
+                if tap.name in rows:
+                    raise ValueError(
+                        f"The layer {tap.name} is used more than once in a forward pass: the posterior cannot cover it."
+                    )
                 rows[tap.name] = tap.rows(args[0])
 
             def nudge(_: nn.Module, __: tuple[Any, ...], output: Tensor, i: int = i, tap: Tap = tap) -> Tensor:
@@ -214,8 +235,8 @@ class Laplace:
         x: Training inputs, (N, ...), or one set for each network, (E, N, ...): all rows, streamed in chunks.
         y: Training targets, with the same leading dimensions. They do not enter the curvature, only the checks.
         structure: "kfac", "diagonal", "full" (small networks) or "last_layer" (full, on the output layer alone).
-        damping: How the prior τ joins A ⊗ B under "kfac": "exact" in the eigenbasis, or "pi", the factored
-            (A + π√τ) ⊗ (B + √τ/π) with π² the ratio of mean eigenvalues.
+        damping: How the prior joins A ⊗ B under "kfac": "exact" in the eigenbasis, or "pi", the factored
+            (A + π) ⊗ (B + 1/π), in units of the prior, with π² the ratio of mean eigenvalues.
         chunk: Rows that are processed at a time.
     """
 
@@ -234,7 +255,7 @@ class Laplace:
             raise ValueError(unknown("structure", structure, kinds))
         if damping not in ("exact", "pi"):
             raise ValueError(f"The damping parameter must be 'exact' or 'pi', got {damping!r} instead.")
-        models = [model] if isinstance(model, Model) else list(model)
+        models = as_stack(model)
         self.single = isinstance(model, Model)
         self.model = models[0]
         self.own_data = y.ndim == (3 if isinstance(self.model.likelihood, Gaussian) else 2)
@@ -291,6 +312,7 @@ class Laplace:
 
     def output_moments(self, x: Tensor, *, chunk: int = 256) -> tuple[Tensor, Tensor]:
         """Mean (E, n, c) and covariance (E, n, c, c) of the linearised outputs."""
+        self.model.eval()
 
         def moments(parameters: Parameters, buffers: Parameters, state: list[Any], xb: Tensor) -> tuple[Tensor, Tensor]:
             f, rows, grads = self.listener(parameters | buffers, xb, unit_cotangents)
@@ -303,9 +325,11 @@ class Laplace:
         return torch.cat([f for f, _ in parts], 1), torch.cat([v for _, v in parts], 1)
 
     @torch.no_grad()
-    def predict(self, x: Tensor, *, samples: int = 100, generator: torch.Generator | None = None) -> Predictive:
+    def predict(
+        self, x: Tensor, *, samples: int = 100, chunk: int = 256, generator: torch.Generator | None = None
+    ) -> Predictive:
         """Prediction of the linearised network: Gaussian for regression, averaged over draws of the outputs for classes."""
-        mean, covariance = self.output_moments(x)
+        mean, covariance = self.output_moments(x, chunk=chunk)
         if isinstance(self.model.likelihood, Gaussian):
             mean, variance = self._members(mean), self._members(covariance.diagonal(dim1=-2, dim2=-1))
             return GaussianPredictive(mean, variance, self._noise())
@@ -390,8 +414,11 @@ class PaperLaplace(Laplace):
             "PaperLaplace predicts by sampling only; use predict_samples, or Laplace for moments."
         )
 
-    def predict(self, x: Tensor, *, samples: int = 50, generator: torch.Generator | None = None) -> Predictive:
+    def predict(
+        self, x: Tensor, *, samples: int = 50, chunk: int = 256, generator: torch.Generator | None = None
+    ) -> Predictive:
         """Averages over 50 sampled networks, as the paper does."""
+        del chunk  # nothing is linearised here
         return self.predict_samples(x, samples, generator=generator)
 
 
@@ -457,7 +484,9 @@ class Kron(Curvature):
         state = []
         for tap, (a, b) in zip(self.layers, self.factors, strict=True):
             dtype: Any = tap.module.weight.dtype  # pyright: ignore[reportAttributeAccessIssue]
-            values_a, vectors_a = torch.linalg.eigh(a.to(dtype))
+            # In units of the prior's standard deviation every weight has prior precision 1.
+            unit = tap.precisions(a).rsqrt()
+            values_a, vectors_a = torch.linalg.eigh((unit[:, None] * a * unit).to(dtype))
             values_b, vectors_b = torch.linalg.eigh(b.to(dtype))
             values_a, values_b = values_a.clamp(min=0), values_b.clamp(min=0)
             if self.damping == "pi":
@@ -467,11 +496,10 @@ class Kron(Curvature):
                     .sqrt()
                     .clamp(1e-6, 1e6)
                 )
-                root = math.sqrt(tap.precision)
-                precision = (values_b + root / pi)[..., :, None] * (values_a + root * pi)[..., None, :]
+                precision = (values_b + 1 / pi)[..., :, None] * (values_a + pi)[..., None, :]
             else:
-                precision = values_b[..., :, None] * values_a[..., None, :] + tap.precision
-            state.append((vectors_b, vectors_a, precision.reciprocal()))
+                precision = values_b[..., :, None] * values_a[..., None, :] + 1
+            state.append((vectors_b, unit[:, None].to(dtype) * vectors_a, precision.reciprocal()))
         return state
 
     def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
@@ -499,7 +527,9 @@ class Diagonal(Curvature):
 
     def finish(self, total: list[Any], count: int) -> list[Any]:  # noqa: ARG002
         """Variances."""
-        return [((square + tap.precision).reciprocal(),) for tap, (square,) in zip(self.layers, total, strict=True)]
+        return [
+            ((square + tap.precisions(square)).reciprocal(),) for tap, (square,) in zip(self.layers, total, strict=True)
+        ]
 
     def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
         """Independent normal numbers."""
@@ -536,9 +566,11 @@ class Full(Curvature):
     def finish(self, total: list[Any], count: int) -> list[Any]:  # noqa: ARG002
         """Cholesky factor of the precision."""
         ((ggn,),) = total
-        prior = torch.cat(
-            [ggn.new_full((size,), tap.precision) for size, tap in zip(self.sizes, self.layers, strict=True)]
-        )
+        columns = [
+            tap.precisions(ggn.new_zeros(fan_in)).repeat(out)
+            for tap, (out, fan_in) in zip(self.layers, self.shapes, strict=True)
+        ]
+        prior = torch.cat(columns)
         return [torch.linalg.cholesky(ggn + torch.diag(prior))]
 
     def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:

@@ -39,8 +39,8 @@ Arrays = dict[str, Any]
 
 
 def parameter_names(model: Model) -> list[str]:
-    """The sampled parameters: everything but the extractor's."""
-    return [name for name, _ in model.named_parameters() if not name.startswith("extractor.")]
+    """The sampled parameters: all that require a gradient, except the extractor's."""
+    return [name for name, p in model.named_parameters() if not name.startswith("extractor.") and p.requires_grad]
 
 
 def output(model: Model, parameters: Arrays, features: Any) -> Any:
@@ -97,7 +97,7 @@ class Nuts:
     """Posterior samples by the No-U-Turn sampler.
 
     Args:
-        model: The network; its extractor is applied once and stays as it is. Its other parameters are not used.
+        model: The network; its extractor is applied once and stays as it is, and so do parameters that require no gradient.
         x: Training inputs, (N, ...).
         y: Training targets.
         warmup: Steps of adaptation for each chain.
@@ -131,16 +131,21 @@ class Nuts:
                 raise ValueError(f"The {name} parameter must be at least 1, got {value} instead.")
         self.model, self.chains = model, chains
         with torch.no_grad():
-            features = model.extractor(x).double().cpu().numpy()
+            features = model.eval().extractor(x).double().cpu().numpy()
         targets = (
-            y.double() if y.is_floating_point() else torch.nn.functional.one_hot(y.long(), model.output.out_features)
+            y.double()
+            if isinstance(model.likelihood, Gaussian)
+            else torch.nn.functional.one_hot(y.long(), model.output.out_features)
         )
         initial = self._initial(seed)
         with jax.enable_x64(True):
             inputs, outputs = jnp.asarray(features), jnp.asarray(targets.cpu().numpy(), dtype=jnp.float64)
 
+            held = {n: p for n, p in model.named_parameters() if not p.requires_grad and not n.startswith("extractor.")}
+            fixed = {n: jnp.asarray(p.detach().double().cpu().numpy()) for n, p in held.items()}
+
             def potential(parameters: Arrays) -> Any:
-                return -log_joint(model, parameters, inputs, outputs)
+                return -log_joint(model, fixed | parameters, inputs, outputs)
 
             kernel = NUTS(potential_fn=potential, target_accept_prob=target_accept, max_tree_depth=max_tree_depth)
             mcmc = MCMC(
@@ -160,11 +165,14 @@ class Nuts:
             self.samples = {n: torch.from_numpy(np.array(v)).to(model.layer.weight) for n, v in grouped.items()}
 
     def _initial(self, seed: int) -> dict[str, np.ndarray]:
-        """Over-dispersed starting points: weights and biases from the prior, the rest scattered around the model's values."""
+        """Over-dispersed starting points: weights and biases from the prior, the rest scattered around the model's values.
+
+        Only for the parameters that are sampled.
+        """
         generator = torch.Generator().manual_seed(seed)
         layer, points = self.model.layer, []
         for _ in range(self.chains):
-            values = {n: self.model.get_parameter(n).detach().double().cpu() for n in parameter_names(self.model)}
+            values = {n: p.detach().double().cpu() for n, p in self.model.named_parameters()}
             weight, bias = draw(
                 layer.spectrum, layer.activation, len(layer.weight), layer.in_features, generator=generator
             )
@@ -182,7 +190,7 @@ class Nuts:
                     values[name] = values[name] + 0.2 * torch.randn(
                         values[name].shape, generator=generator, dtype=torch.float64
                     )
-            points.append(values)
+            points.append({n: values[n] for n in parameter_names(self.model)})
         return {n: np.stack([p[n].numpy() for p in points]) for n in points[0]}
 
     def outputs(self, x: Tensor, *, group: int = 200) -> Tensor:
@@ -200,13 +208,11 @@ class Nuts:
             ]
 
     def predict(self, x: Tensor, *, thin: int = 1, group: int = 200) -> Predictive:
-        """Averages over every ``thin``-th draw, ``group`` of them at a time.
-
-        For regression every draw has its own noise; the predictive keeps the root mean square of them.
-        """
+        """Averages over every ``thin``-th draw, ``group`` of them at a time; each draw brings its own noise."""
         noise = None
         if isinstance(self.model.likelihood, Gaussian):
-            noise = (2 * self.samples["likelihood.log_noise"]).exp().mean().sqrt()
+            drawn = self.samples.get("likelihood.log_noise")
+            noise = self.model.likelihood.noise.detach() if drawn is None else drawn.flatten()[::thin].exp()
         return mixture(self.model, (f for part in self._drawn(x, thin, group) for f in part), noise)
 
     def diagnose(self, x: Tensor) -> Diagnostics:

@@ -1,6 +1,6 @@
 r"""SWAG: a Gaussian fitted to the path of SGD around a trained network.
 
-After every epoch the parameters $\theta$ enter a running mean and mean square, and the last $M$ deviations from the mean form the
+After every epoch the parameters $\theta$ enter a running mean and variance, and the last $M$ deviations from the mean form the
 columns of $D$. The posterior is $\mathrm{N}(\bar\theta, \tfrac12\Sigma_\mathrm{diag} + \tfrac12 \tfrac{DD^\top}{M-1})$, drawn as
 
 $$ \theta = \bar\theta + \tfrac{1}{\sqrt2}\,\sigma \odot z_1 + \tfrac{1}{\sqrt{2(M-1)}}\, D z_2 . $$
@@ -20,12 +20,14 @@ from bochner.models import Model
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.predictive import Predictive
 from bochner.training import Recipe, fit_map
+from bochner.validation import as_stack
 
 
 class Swag:
     """Posterior from the path of SGD, for a network or a stack of networks of one shape.
 
-    Collecting moves the networks; at the end their parameters are the mean of the path.
+    Collecting moves the networks; at the end their parameters are the mean of the path. A member of a stack that diverges has
+    NaN for a mean and for its predictions; if all diverge that is an error.
 
     Args:
         model: Network at its MAP estimate, or a list of them.
@@ -56,11 +58,11 @@ class Swag:
     ) -> None:
         if not 2 <= rank <= epochs:
             raise ValueError(f"The rank parameter must lie between 2 and epochs ({epochs}), got {rank} instead.")
-        models = [model] if isinstance(model, Model) else list(model)
+        models = as_stack(model)
         self.single, self.model, self.rank = isinstance(model, Model), models[0], rank
         self.x, self.batch_size = x, batch_size
         self.rows = torch.arange(len(x), device=x.device).expand(len(models), -1) if rows is None else rows
-        self.count, self.mean, self.square, self.deviations = 0, {}, {}, {}
+        self.count, self.mean, self.scatter, self.deviations = 0, {}, {}, {}
         held = [
             p
             for m in models
@@ -75,18 +77,23 @@ class Swag:
         finally:
             for p in held:
                 p.requires_grad_(True)
+        if bool(self.fit.diverged.all()):
+            raise ValueError(f"SGD diverged at the learning rate {lr} while collecting; lower it.")
+        for value in self.mean.values():
+            value[self.fit.diverged.to(value.device)] = math.nan  # those members have no posterior
         parameters, self.buffers = stack_module_state(models)  # pyright: ignore[reportArgumentType]
         self.fixed = {n: p.detach() for n, p in parameters.items() if n not in self.mean}
         self._put_mean(models)
 
     def _collect(self, parameters: Parameters) -> None:
-        """Updates mean, mean square and deviations with one snapshot, each (E, ...)."""
+        """Updates mean, scatter and deviations with one snapshot, each (E, ...)."""
         self.count += 1
         for name, p in parameters.items():
             p = p.detach()
-            share = 1 / self.count
-            self.mean[name] = p.clone() if self.count == 1 else torch.lerp(self.mean[name], p, share)
-            self.square[name] = p.square() if self.count == 1 else torch.lerp(self.square[name], p.square(), share)
+            before = self.mean.get(name, p)
+            self.mean[name] = before + (p - before) / self.count
+            # Welford's sum of squared deviations: E[θ²] − E[θ]² would cancel in float32.
+            self.scatter[name] = self.scatter.get(name, torch.zeros_like(p)) + (p - before) * (p - self.mean[name])
             self.deviations.setdefault(name, []).append(p - self.mean[name])
             del self.deviations[name][: -self.rank]
 
@@ -109,7 +116,7 @@ class Swag:
         low_rank = noise(num, len(first), self.rank)
         drawn = {}
         for name, mean in self.mean.items():
-            std = (self.square[name] - mean.square()).clamp(min=1e-30).sqrt()
+            std = (self.scatter[name] / self.count).sqrt()
             columns = torch.stack(self.deviations[name])  # (M, E, ...)
             drawn[name] = mean + (std * noise(num, *mean.shape)) / math.sqrt(2)
             drawn[name] += torch.einsum("sem,me...->se...", low_rank, columns) / math.sqrt(2 * (self.rank - 1))
