@@ -15,6 +15,7 @@ from bochner.experiments.theory import (
     PAPER_GRAM_ERROR,
     Config,
     covariances,
+    extrapolation,
     gram_error,
     gram_matrices,
     mixture_error,
@@ -64,6 +65,14 @@ def test_covariances_and_gram_matrices_agree_with_theory():
     differences = {row["prior"]: row["mean_difference"] for row in gram_matrices(Config())}
     for prior in ("ArcCos-1 ~ ReLU", "NN ~ Sigmoid", "RBF-NN (local)", "RBF", "Matérn-3/2", "Exponential"):
         assert differences[prior] < 0.02
+
+
+def test_only_the_stationary_network_returns_to_its_prior():
+    rows = {row["activation"]: row for row in extrapolation(Config())}
+    assert rows["paired"]["far_std"] > 0.95 * rows["paired"]["far_prior_std"]
+    assert abs(rows["paired"]["far_mean"]) < 0.3
+    assert abs(rows["relu"]["far_mean"]) > 1
+    assert rows["local_rbf"]["far_std"] < max(rows["local_rbf"]["std"])
 
 
 def test_mixture_error_is_largest_at_zero_under_the_papers_scaling():

@@ -70,7 +70,9 @@ def _run_theory(names: list[str], out: Path, seed: int) -> None:
 
 @app.command()
 def run(
-    names: Annotated[list[str], typer.Argument(help="activations, covariances, gram, mixture, gram-error.")],
+    names: Annotated[
+        list[str], typer.Argument(help="activations, covariances, gram, mixture, gram-error, extrapolation.")
+    ],
     out: Out = Path("results/theory"),
     seed: Seed = 0,
 ) -> None:
@@ -88,15 +90,25 @@ def run(
 
 @app.command()
 def demo(out: Out = Path("demo"), seed: Seed = 0) -> None:
-    """Shows what the library is for, on generated data, in a few seconds."""
+    """Shows what the library is for, on generated data, in half a minute."""
+    from bochner.experiments.rows import read_rows
     from bochner.experiments.theory import EXPERIMENTS
 
     folder = _folder(out)
-    console.print("Five experiments on the theorem: a periodic network is a stationary Gaussian process.\n")
+    console.print(
+        "A periodic network is a stationary Gaussian process: the theorem in numbers, and what it does to predictions.\n"
+    )
     _run_theory(list(EXPERIMENTS), folder, seed)
     console.print(
-        f"\nDone. Open the figures in {folder.resolve()} with a browser; each has its numbers beside it as .jsonl."
+        "\nThree networks far from their data (x = 8; the data end at 2), mean ± standard deviation, and the prior's there:"
     )
+    for row in read_rows(folder / "extrapolation.jsonl"):
+        far = f"{row['far_mean']:6.2f} ± {row['far_std']:.2f}"
+        console.print(f"  {row['activation']:<10} {far:<16} prior ± {row['far_prior_std']:.2f}")
+    console.print(
+        f"\nDone. Open the figures in {folder.resolve()} with a browser, extrapolation.svg first;", soft_wrap=True
+    )
+    console.print("each has its numbers beside it as .jsonl. Next: the examples in README.md.")
 
 
 if __name__ == "__main__":

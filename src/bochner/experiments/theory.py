@@ -16,6 +16,9 @@ from bochner.activations import Activation
 from bochner.frequencies import draw
 from bochner.kernels import arccos0, arccos1, erf_nn, induced_kernel, matern_nn, rbf_nn
 from bochner.layers import StationaryLayer
+from bochner.likelihoods import Gaussian
+from bochner.models import Model
+from bochner.posteriors.closed_form import ClosedForm, tune_marginal
 from bochner.spectra import RBF, Exponential, Matern, Spectrum
 
 Row = dict[str, Any]
@@ -223,10 +226,38 @@ def _error_rows(config: Config, x: Tensor, exact: Tensor, kernel: str, activatio
     return rows
 
 
+def extrapolation(config: Config) -> list[Row]:
+    """Three networks of one width on 1-D data with a gap, and what each says outside: posterior of the output layer.
+
+    Lengthscale, noise and amplitude are set by the marginal likelihood of each network.
+    """
+    generator = _generator(config)
+    x = torch.cat([torch.linspace(-2, -0.6, 20), torch.linspace(0.6, 2, 20)]).double()[:, None]
+    y = torch.sin(2.5 * x) + 0.1 * torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    grid = torch.linspace(-8, 8, 321, dtype=torch.float64)[:, None]
+    rows = []
+    for kernel, activation in (("rbf", "relu"), ("rbf", "local_rbf"), ("matern52", "paired")):
+        options: Any = {"kernel": kernel, "activation": activation, "frequencies": "sobol", "generator": generator}
+        layer = StationaryLayer(1, 400, dtype=torch.float64, **options)
+        model = Model(layer, 1, Gaussian(0.3), generator=generator)
+        amplitude, history = tune_marginal(model, x, y, steps=150)
+        prediction = ClosedForm(model, x, y, amplitude=amplitude).predict(grid)
+        row = {"activation": activation, "kernel": kernel, "units": len(layer.weight), "amplitude": amplitude}
+        row |= {"lengthscale": layer.lengthscale.item(), "noise": float(prediction.noise), "evidence": history[-1]}
+        row |= {"x": _round(x, 6), "y": _round(y, 6), "grid": _round(grid, 6)}
+        row |= {"mean": _round(prediction.mean, 6), "std": _round(prediction.std, 6)}
+        # At the right edge, x = 8: what the network says, beside what it would have said without data.
+        prior = amplitude * model.features(grid[-1:]).square().mean().sqrt().item()
+        row |= {"far_mean": prediction.mean[-1].item(), "far_std": prediction.std[-1].item()}
+        rows.append({**row, "far_prior_std": math.hypot(prior, row["noise"])})
+    return rows
+
+
 EXPERIMENTS: dict[str, Callable[[Config], list[Row]]] = {
     "activations": activation_curves,
     "covariances": covariances,
     "gram": gram_matrices,
     "mixture": mixture_error,
     "gram-error": gram_error,
+    "extrapolation": extrapolation,
 }

@@ -128,12 +128,33 @@ def gram_error_figure(rows: list[Row]) -> Figure:
     return figure
 
 
+def extrapolation_figure(rows: list[Row]) -> Figure:
+    """Mean and 95 % band of each network, inside its data and far outside."""
+    titles = {
+        "relu": "ReLU: extrapolates",
+        "local_rbf": "local RBF: variance fades",
+        "paired": "stationary: returns to the prior",
+    }
+    figure = Figure(figsize=(10, 2.6), layout="constrained")
+    panels = figure.subplots(1, len(rows), sharey=True)
+    for axes, row in zip(panels, rows, strict=True):
+        mean, std = np.asarray(row["mean"]), np.asarray(row["std"])
+        axes.fill_between(row["grid"], mean - 1.96 * std, mean + 1.96 * std, color="#4472b5", alpha=0.25, linewidth=0)
+        axes.plot(row["grid"], mean, color="#4472b5")
+        axes.plot(row["x"], row["y"], "k.", markersize=3)
+        axes.set(title=titles[row["activation"]], xlabel="x", ylim=(-6, 6), xlim=(-8, 8))
+        _clean(axes)
+    panels[0].set_ylabel("f(x), 95 % band of y")
+    return figure
+
+
 FIGURES: dict[str, Callable[[list[Row]], Figure]] = {
     "activations": activation_figure,
     "covariances": covariance_figure,
     "gram": gram_figure,
     "mixture": mixture_figure,
     "gram-error": gram_error_figure,
+    "extrapolation": extrapolation_figure,
 }
 
 
