@@ -28,20 +28,24 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
     }
 
 
-def _commit() -> str | None:
-    """The commit that the code is from, marked where the tree differs from it; None outside a repository."""
+def _git(*words: str) -> str:
     here = Path(__file__).parent
+    return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _commit() -> str | None:
+    """The commit that the code is from, marked where the code differs from it.
+
+    Outside a checkout of this package (an installed copy may lie within another repository), ``BOCHNER_COMMIT`` or None.
+    """
     try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--match="],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        root = Path(_git("rev-parse", "--show-toplevel"))
+        if root / "src" / "bochner" not in Path(__file__).parents:
+            return os.environ.get("BOCHNER_COMMIT")
+        changed = _git("status", "--porcelain", "--", str(root / "src"), str(root / "benchmarks"))
+        return _git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("BOCHNER_COMMIT")
-    return run.stdout.strip()
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
