@@ -28,5 +28,13 @@ def test_public_names_are_these():
         "Gaussian",
         "Categorical",
         "swap_head",
+        "Recipe",
+        "fit_map",
+        "tune_marginal",
+        "ClosedForm",
+        "ClosedFormClassifier",
+        "Laplace",
+        "Swag",
+        "Predictive",
     ]
     assert all(hasattr(bochner, name) for name in bochner.__all__)

@@ -6,7 +6,12 @@ from bochner.kernels import InducedKernel, induced_kernel
 from bochner.layers import StationaryLayer, WidthError, width_error
 from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model, swap_head
+from bochner.posteriors.closed_form import ClosedForm, ClosedFormClassifier, tune_marginal
+from bochner.posteriors.laplace import Laplace
+from bochner.posteriors.swag import Swag
+from bochner.predictive import Predictive
 from bochner.spectra import RBF, Exponential, Matern
+from bochner.training import Recipe, fit_map
 
 __version__ = "0.1.0"
 
@@ -28,4 +33,13 @@ __all__ = [
     "Gaussian",
     "Categorical",
     "swap_head",
+    # training and posteriors; NUTS and GPs, which need their own libraries, are in bochner.posteriors.nuts and .gp
+    "Recipe",
+    "fit_map",
+    "tune_marginal",
+    "ClosedForm",
+    "ClosedFormClassifier",
+    "Laplace",
+    "Swag",
+    "Predictive",
 ]
