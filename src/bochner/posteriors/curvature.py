@@ -1,0 +1,175 @@
+"""Structures of the Gauss–Newton matrix of a network: Kronecker-factored, diagonal and full. See ``laplace`` for the formulas."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bochner.posteriors.taps import Tap
+
+
+def normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Standard normal numbers of the type and on the device of ``like``, from a generator on any device."""
+    device = generator.device if generator is not None else like.device
+    return torch.randn(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
+
+
+def _jacobian(rows: Tensor, grads: Tensor) -> Tensor:
+    """Σ_t g ā' of each row: (n, T, in) and (c, n, T, out) to (c, n, out, in)."""
+    return torch.einsum("cnto,nti->cnoi", grads, rows)
+
+
+class Curvature(ABC):
+    """A structure of the precision matrix.
+
+    ``statistics`` and ``variance`` see one network (they run under vmap); ``finish`` and ``sample`` see the stack.
+    """
+
+    def __init__(self, layers: list[Tap], damping: str) -> None:
+        self.layers, self.damping = layers, damping
+
+    @abstractmethod
+    def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> list[Any]:
+        """What is summed over chunks: a list of tensors for each layer."""
+
+    @abstractmethod
+    def finish(self, total: list[Any], count: int) -> list[Any]:
+        """Turns sums over ``count`` rows into what sampling and prediction need."""
+
+    @abstractmethod
+    def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
+        """Deviations from the MAP weights, (num, E, fan_out, fan_in) for each layer."""
+
+    @abstractmethod
+    def variance(self, state: list[Any], rows: list[Tensor], grads: list[Tensor]) -> Tensor:
+        """Covariance of the linearised outputs, (n, c, c)."""
+
+
+def _weighted_outer(rows: Tensor, grads: Tensor, variance: Tensor) -> Tensor:
+    """Σ_oi J_c J_d v of a layer whose weights have independent variances v (out, in): (n, c, c)."""
+    if rows.shape[1] == 1:
+        weighted = (rows[:, 0].square() @ variance.mT)[None] * grads[:, :, 0]
+        return torch.einsum("cno,dno->ncd", weighted, grads[:, :, 0])
+    j = _jacobian(rows, grads)
+    return torch.einsum("cnoi,dnoi->ncd", j * variance, j)
+
+
+class Kron(Curvature):
+    """A ⊗ B for each layer, kept as eigenbases and the standard deviation of each pair."""
+
+    def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> list[Any]:
+        """ΣT⁻¹āā' and Σgg'."""
+        pairs = []
+        for r, g in zip(rows, grads, strict=True):
+            a, b = r.flatten(0, 1), g.flatten(0, 2)
+            pairs.append(((a.mT @ a).double() / r.shape[1], (b.mT @ b).double()))
+        return pairs
+
+    def finish(self, total: list[Any], count: int) -> list[Any]:
+        """Eigendecompositions, in the precision of the network."""
+        self.factors = [(a / count, b) for a, b in total]
+        state = []
+        for tap, (a, b) in zip(self.layers, self.factors, strict=True):
+            dtype: Any = tap.module.weight.dtype  # pyright: ignore[reportAttributeAccessIssue]
+            # In units of the prior's standard deviation every weight has prior precision 1.
+            unit = tap.precisions(a).rsqrt()
+            values_a, vectors_a = torch.linalg.eigh((unit[:, None] * a * unit).to(dtype))
+            values_b, vectors_b = torch.linalg.eigh(b.to(dtype))
+            values_a, values_b = values_a.clamp(min=0), values_b.clamp(min=0)
+            if self.damping == "pi":
+                tiny = torch.finfo(dtype).tiny
+                pi = (
+                    (values_a.mean(-1, keepdim=True) / values_b.mean(-1, keepdim=True).clamp(min=tiny))
+                    .sqrt()
+                    .clamp(1e-6, 1e6)
+                )
+                precision = (values_b + 1 / pi)[..., :, None] * (values_a + pi)[..., None, :]
+            else:
+                precision = values_b[..., :, None] * values_a[..., None, :] + 1
+            state.append((vectors_b, unit[:, None].to(dtype) * vectors_a, precision.reciprocal()))
+        return state
+
+    def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
+        """U_B (z / √precision) U_A'."""
+        return [u_b @ (normal((num, *v.shape), v, generator) * v.sqrt()) @ u_a.mT for u_b, u_a, v in state]
+
+    def variance(self, state: list[Any], rows: list[Tensor], grads: list[Tensor]) -> Tensor:
+        """Rows and gradients turned into the eigenbases, where the weights are independent."""
+        parts = zip(rows, grads, state, strict=True)
+        return torch.stack([_weighted_outer(r @ u_a, g @ u_b, v) for r, g, (u_b, u_a, v) in parts]).sum(0)
+
+
+class Diagonal(Curvature):
+    """The diagonal of the Gauss–Newton matrix."""
+
+    def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> list[Any]:
+        """Σ over rows and outputs of the squared Jacobian."""
+        out = []
+        for r, g in zip(rows, grads, strict=True):
+            if r.shape[1] == 1:
+                out.append((g[:, :, 0].square().sum(0).mT @ r[:, 0].square(),))
+            else:
+                out.append((_jacobian(r, g).square().sum((0, 1)),))
+        return out
+
+    def finish(self, total: list[Any], count: int) -> list[Any]:  # noqa: ARG002
+        """Variances."""
+        return [
+            ((square + tap.precisions(square)).reciprocal(),) for tap, (square,) in zip(self.layers, total, strict=True)
+        ]
+
+    def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
+        """Independent normal numbers."""
+        return [normal((num, *v.shape), v, generator) * v.sqrt() for (v,) in state]
+
+    def variance(self, state: list[Any], rows: list[Tensor], grads: list[Tensor]) -> Tensor:
+        """Squared Jacobians times variances."""
+        return torch.stack([_weighted_outer(r, g, v) for r, g, (v,) in zip(rows, grads, state, strict=True)]).sum(0)
+
+
+class Full(Curvature):
+    """The whole Gauss–Newton matrix over the covered layers together, in float64."""
+
+    LIMIT = 20_000
+
+    def __init__(self, layers: list[Tap], damping: str) -> None:
+        super().__init__(layers, damping)
+        weights: list[Any] = [tap.module.weight for tap in layers]
+        self.shapes = [(w.shape[0], w[0].numel() + tap.has_bias) for w, tap in zip(weights, layers, strict=True)]
+        self.sizes = [out * fan_in for out, fan_in in self.shapes]
+        if sum(self.sizes) > self.LIMIT:
+            raise ValueError(
+                f"A full posterior covers at most {self.LIMIT} weights, got {sum(self.sizes)}; use 'kfac' or 'last_layer'."
+            )
+
+    def _jacobians(self, rows: list[Tensor], grads: list[Tensor]) -> Tensor:
+        return torch.cat([_jacobian(r, g).flatten(-2) for r, g in zip(rows, grads, strict=True)], -1).double()
+
+    def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> list[Any]:
+        """ΣJ'J with the likelihood's root in J."""
+        j = self._jacobians(rows, grads).flatten(0, 1)
+        return [(j.mT @ j,)]
+
+    def finish(self, total: list[Any], count: int) -> list[Any]:  # noqa: ARG002
+        """Cholesky factor of the precision."""
+        ((ggn,),) = total
+        columns = [
+            tap.precisions(ggn.new_zeros(fan_in)).repeat(out)
+            for tap, (out, fan_in) in zip(self.layers, self.shapes, strict=True)
+        ]
+        prior = torch.cat(columns)
+        return [torch.linalg.cholesky(ggn + torch.diag(prior))]
+
+    def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
+        """L⁻ᵀz, cut into layers."""
+        (factor,) = state
+        noise = normal((num, *factor.shape[:-1], 1), factor, generator)
+        draws = torch.linalg.solve_triangular(factor.mT, noise, upper=True)[..., 0]
+        return [d.unflatten(-1, shape) for d, shape in zip(draws.split(self.sizes, -1), self.shapes, strict=True)]
+
+    def variance(self, state: list[Any], rows: list[Tensor], grads: list[Tensor]) -> Tensor:
+        """|L⁻¹J|²."""
+        j = self._jacobians(rows, grads)
+        half = torch.linalg.solve_triangular(state[0], j.flatten(0, 1).mT, upper=False).unflatten(-1, j.shape[:2])
+        return torch.einsum("pcn,pdn->ncd", half, half).to(rows[0])

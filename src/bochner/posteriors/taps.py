@@ -1,0 +1,201 @@
+"""Where a network's layers are listened to: their inputs, and the gradients in their pre-activations."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from bochner.activations import link
+from bochner.layers import StationaryLayer
+from bochner.likelihoods import Gaussian
+from bochner.models import Model
+from bochner.posteriors.mixture import Parameters
+from bochner.spectra import Matern
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A layer with weights: where to listen to its input and to nudge its pre-activation.
+
+    Attributes:
+        name: Dotted name in the model.
+        module: The layer.
+        precision: Prior precision of its weights.
+        bias_precision: Prior precision of its bias.
+    """
+
+    name: str
+    module: nn.Module
+    precision: float
+    bias_precision: float
+
+    @property
+    def nudged(self) -> nn.Module:
+        """The module whose output is the pre-activation."""
+        return self.module.phase if isinstance(self.module, StationaryLayer) else self.module
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the weight matrix carries a bias as its last column."""
+        return getattr(self.module, "bias", None) is not None
+
+    @property
+    def circular(self) -> bool:
+        """Whether the bias is a phase behind the sigmoid link."""
+        return isinstance(self.module, StationaryLayer) and self.module.activation.bias == "uniform"
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Input as (n, T, fan_in): what multiplies the weight matrix, with a 1 for the bias."""
+        module, one = self.module, 1.0
+        if isinstance(module, nn.Conv2d):
+            x = F.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride).mT  # pyright: ignore[reportArgumentType]
+        elif isinstance(module, StationaryLayer):
+            one = module.activation.unit  # the wave's unit multiplies weights and bias alike
+            x = (x * (one / module.lengthscale)).reshape(len(x), -1, module.in_features)
+        else:
+            x = x.reshape(len(x), -1, x.shape[-1])
+        return torch.cat([x, torch.full_like(x[..., :1], one)], -1) if self.has_bias else x
+
+    def precisions(self, like: Tensor) -> Tensor:
+        """Prior precision of every column of the weight matrix, the bias last, (fan_in,)."""
+        fan_in = like.shape[-1]
+        tau = like.new_full((fan_in,), self.precision)
+        if self.has_bias:
+            tau[-1] = self.bias_precision
+        return tau
+
+    def gradients(self, g: Tensor) -> Tensor:
+        """Gradient in the pre-activation as (n, T, fan_out)."""
+        return g.flatten(-2).mT if isinstance(self.module, nn.Conv2d) else g.reshape(len(g), -1, g.shape[-1])
+
+    def weights(self, parameters: Parameters) -> Tensor:
+        """Weight matrices, (E, fan_out, fan_in), the bias as the last column; that of the model layer is the linked one."""
+        weight = parameters[f"{self.name}.weight"].flatten(2)
+        if not self.has_bias:
+            return weight
+        bias = parameters[f"{self.name}.bias"]
+        return torch.cat([weight, (link(bias) if self.circular else bias)[..., None]], -1)
+
+    def parameters(self, weights: Tensor) -> Parameters:
+        """The module's own parameters for weight matrices (..., fan_out, fan_in)."""
+        shape: Any = self.module.weight.shape  # pyright: ignore[reportAttributeAccessIssue]
+        out = {
+            f"{self.name}.weight": (weights[..., :-1] if self.has_bias else weights).reshape(
+                *weights.shape[:-2], *shape
+            )
+        }
+        if self.has_bias:
+            out[f"{self.name}.bias"] = _unlink(weights[..., -1]) if self.circular else weights[..., -1]
+        return out
+
+
+def _unlink(bias: Tensor) -> Tensor:
+    """Unconstrained bias of a phase: wrapped into (−π, π), which changes nothing, then the inverse of the link."""
+    turn = (bias / (2 * math.pi) + 0.5).remainder(1.0)
+    return torch.logit(turn, eps=1e-7 if bias.dtype == torch.float32 else 1e-15)
+
+
+def layer_precision(layer: StationaryLayer) -> float:
+    """Prior precision of the model layer's weights: the curvature of their log prior at its mode.
+
+    1 for normal weights; (ν + d/2)/ν for the multivariate t, (ν + 1/2)/ν for independent ones.
+    """
+    if not isinstance(layer.spectrum, Matern):
+        return 1.0
+    dim = 1 if layer.spectrum.product else layer.in_features
+    return (layer.spectrum.nu + dim / 2) / layer.spectrum.nu
+
+
+def taps(model: Model) -> list[Tap]:
+    """All linear and convolutional layers of a network, with the prior precision of each."""
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, StationaryLayer):
+            # A phase is uniform on the circle; a Gaussian of the same variance stands for that.
+            phase = 3 / math.pi**2 if module.activation.bias == "uniform" else 1.0
+            found.append(Tap(name, module, layer_precision(module), phase))
+        elif module is model.output:
+            found.append(Tap(name, module, float(model.layer.out_features), 1.0))
+        elif isinstance(module, nn.Linear | nn.Conv2d):
+            if isinstance(module, nn.Conv2d) and (module.groups, module.padding_mode, type(module.padding)) != (
+                1,
+                "zeros",
+                tuple,
+            ):
+                raise ValueError(
+                    f"The layer {name} must have groups=1 and numeric zero padding to be covered, got {module}."
+                )
+            found.append(Tap(name, module, model.extractor_precision, model.extractor_precision))
+    return found
+
+
+class Listener:
+    """Runs a network and reports, for each tapped layer, its input and the gradient in its pre-activation."""
+
+    def __init__(self, model: Model, layers: list[Tap], x: Tensor) -> None:
+        self.model, self.layers = model, layers
+        self.shapes: list[torch.Size] = []
+        with torch.no_grad():
+            self._forward({}, x[:1], None)
+
+    def _forward(self, parameters: Parameters, x: Tensor, nudges: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
+        rows: dict[str, Tensor] = {}
+        shapes: dict[str, torch.Size] = {}
+        handles = []
+        for i, tap in enumerate(self.layers):
+
+            def hear(_: nn.Module, args: tuple[Any, ...], tap: Tap = tap) -> None:
+                if tap.name in rows:
+                    raise ValueError(
+                        f"The layer {tap.name} is used more than once in a forward pass: the posterior cannot cover it."
+                    )
+                rows[tap.name] = tap.rows(args[0])
+
+            def nudge(_: nn.Module, __: tuple[Any, ...], output: Tensor, i: int = i, tap: Tap = tap) -> Tensor:
+                shapes[tap.name] = output.shape[1:]
+                return output if nudges is None else output + nudges[i]
+
+            handles += [tap.module.register_forward_pre_hook(hear), tap.nudged.register_forward_hook(nudge)]
+        try:
+            f = functional_call(self.model, parameters, (x,))
+        finally:
+            for handle in handles:
+                handle.remove()
+        missing = [tap.name for tap in self.layers if tap.name not in shapes]
+        if missing:
+            raise ValueError(
+                f"The layers {', '.join(missing)} took no part in the forward pass: the posterior cannot cover them."
+            )
+        self.shapes = [shapes[tap.name] for tap in self.layers]
+        return f, [rows[tap.name] for tap in self.layers]
+
+    def __call__(self, parameters: Parameters, x: Tensor, weigh: Any) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Outputs (n, out), rows (n, T, fan_in) and gradients (c, n, T, fan_out) of every layer.
+
+        ``weigh(parameters, f)`` gives the cotangents (c, n, out) that are pulled back.
+        """
+        nudges = [x.new_zeros(len(x), *shape) for shape in self.shapes]
+        f, pullback, rows = vjp(lambda n: self._forward(parameters, x, n), nudges, has_aux=True)  # pyright: ignore[reportAssignmentType]
+        (grads,) = vmap(pullback)(weigh(parameters, f))
+        return f, rows, [vmap(tap.gradients)(g) for tap, g in zip(self.layers, grads, strict=True)]
+
+
+def likelihood_root(model: Model, parameters: Parameters, f: Tensor) -> Tensor:
+    r"""Columns of a root of the likelihood's Hessian in f, (c, n, out): $\sum_c s_c s_c^\top = \Lambda_n$.
+
+    Gaussian: the unit vectors over s. Categorical: $\mathrm{diag}(\sqrt p) - p\sqrt p^\top$.
+    """
+    eye = torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)
+    if isinstance(model.likelihood, Gaussian):
+        return (eye * torch.exp(-parameters["likelihood.log_noise"]))[:, None, :].expand(-1, len(f), -1)
+    p = torch.softmax(f, -1)
+    return (p.sqrt()[:, :, None] * (eye - p[:, None, :])).transpose(0, 1)
+
+
+def unit_cotangents(_: Parameters, f: Tensor) -> Tensor:
+    """The unit vectors over outputs, (out, n, out): pulling them back gives the Jacobian."""
+    return torch.eye(f.shape[-1], dtype=f.dtype, device=f.device)[:, None, :].expand(-1, len(f), -1)
