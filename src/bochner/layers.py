@@ -12,17 +12,7 @@ from bochner import activations, spectra
 from bochner.activations import Activation, link
 from bochner.frequencies import draw
 from bochner.kernels import InducedKernel, induced_kernel
-from bochner.spectra import Spectrum, check_lengthscale, open_uniform
-
-
-def log_gamma_log_prob(log_value: Any, shape: float, rate: float, xp: Any = torch) -> Any:
-    r"""Log density of Gamma at $v = e^u$, in terms of $u$: $\alpha\log\beta - \log\Gamma(\alpha) + (\alpha - 1) u - \beta e^u$."""
-    return shape * math.log(rate) - math.lgamma(shape) + (shape - 1) * log_value - rate * xp.exp(log_value)
-
-
-def normal_log_prob(value: Any, precision: float) -> Any:
-    r"""Log density of $\mathrm{N}(0, 1/\tau)$, entry by entry."""
-    return 0.5 * (math.log(precision / (2 * math.pi)) - precision * value * value)
+from bochner.spectra import Spectrum, check_lengthscale, log_gamma_log_prob, normal_log_prob, open_uniform
 
 
 def layer_log_prior(

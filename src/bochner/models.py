@@ -6,9 +6,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from bochner.layers import StationaryLayer, normal_log_prob
+from bochner.layers import StationaryLayer
 from bochner.likelihoods import Categorical, Gaussian, Likelihood
 from bochner.networks import linear
+from bochner.spectra import normal_log_prob
 
 
 class Model(nn.Module):

@@ -20,6 +20,16 @@ from torch import Tensor
 from bochner.activations import unknown
 
 
+def log_gamma_log_prob(log_value: Any, shape: float, rate: float, xp: Any = torch) -> Any:
+    r"""Log density of Gamma at $v = e^u$, in terms of $u$: $\alpha\log\beta - \log\Gamma(\alpha) + (\alpha - 1) u - \beta e^u$."""
+    return shape * math.log(rate) - math.lgamma(shape) + (shape - 1) * log_value - rate * xp.exp(log_value)
+
+
+def normal_log_prob(value: Any, precision: float) -> Any:
+    r"""Log density of $\mathrm{N}(0, 1/\tau)$, entry by entry."""
+    return 0.5 * (math.log(precision / (2 * math.pi)) - precision * value * value)
+
+
 def check_lengthscale(lengthscale: float | Tensor) -> Tensor:
     """Returns the lengthscale as a float64 tensor, after checking that every entry is positive and finite."""
     value = torch.as_tensor(lengthscale, dtype=torch.float64).detach()

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from bochner.activations import link
 from bochner.frequencies import draw
-from bochner.layers import layer_log_prior, normal_log_prob
+from bochner.layers import layer_log_prior
 from bochner.likelihoods import Gaussian, categorical_log_likelihood, gaussian_log_likelihood, noise_log_prior
 from bochner.models import Model
 from bochner.posteriors.mixture import drawn_outputs, mixture
 from bochner.predictive import Predictive
+from bochner.spectra import normal_log_prob
 from bochner.validation import check_data
 
 # What the shared formulas need of an array module, under torch's names.
