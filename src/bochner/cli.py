@@ -111,5 +111,69 @@ def demo(out: Out = Path("demo"), seed: Seed = 0) -> None:
     console.print("each has its numbers beside it as .jsonl. Next: the examples in README.md.")
 
 
+data = typer.Typer(no_args_is_help=True, help="Lists, checks and fetches data sets.")
+app.add_typer(data, name="data")
+
+
+def _data_names(names: list[str]) -> list[str]:
+    """The names, after a look at every one, so that a misspelt one stops the command before any work."""
+    from bochner.datasets import NAMES
+
+    for name in names:
+        if name not in NAMES:
+            raise typer.BadParameter(unknown("names", name, NAMES))
+    return names
+
+
+@data.command("list")
+def list_data() -> None:
+    """Shows every data set, its size, and where its file is."""
+    from rich.table import Table
+
+    from bochner.datasets import data_folder, summaries
+
+    table = Table("name", "task", "rows", "inputs", "classes", "where", box=None)
+    for line in summaries():
+        task, classes = ("regression", "") if line.classes is None else ("classification", str(line.classes))
+        table.add_row(line.name, task, str(line.rows), str(line.inputs), classes, line.where)
+    console.print(table)
+    console.print(
+        f"\nFiles are looked for in {data_folder()}; set BOCHNER_DATA to another folder.", soft_wrap=True, markup=False
+    )
+
+
+@data.command("check")
+def check_data(
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets; all of them by default.")] = None,
+) -> None:
+    """Verifies files against their known sums. Exit status 1: one is damaged, or a named one is missing."""
+    from bochner.datasets import NAMES, check
+
+    failed = False
+    for name in _data_names(names or list(NAMES)):
+        found = check(name)
+        console.print(f"{name:<17} {found.status:<9} {found.message}", soft_wrap=True, markup=False)
+        failed |= found.status == "bad" or (found.status == "missing" and bool(names))
+    if failed:
+        raise typer.Exit(1)
+
+
+@data.command("fetch")
+def fetch_data(names: Annotated[list[str], typer.Argument(help="Data sets to download from OpenML.")]) -> None:
+    """Downloads data sets into the data folder and checks them. Good files are left alone."""
+    from bochner.datasets import fetch
+
+    failed = False
+    for name in _data_names(names):
+        try:
+            found = fetch(name)
+            status, message = found.status, found.message
+        except (ValueError, OSError) as error:
+            status, message, failed = "failed", str(error), True
+        console.print(f"{name:<17} {status:<9} {message}", soft_wrap=True, markup=False)
+    if failed:
+        raise typer.Exit(1)
+
+
 if __name__ == "__main__":
     app()
