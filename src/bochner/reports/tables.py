@@ -1,0 +1,250 @@
+"""The paper's UCI tables beside ours, in Markdown and LaTeX, from rows; nothing here trains."""
+
+import json
+import math
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Row = dict[str, Any]
+Units = dict[tuple[int, int], Row]  # (fold, seed) -> row
+Table = list[list[str]]  # the header, then the lines
+
+# The paper's values: experiment, posterior, set, model, metric, then mean and standard deviation or None.
+PAPER: dict[str, Any] = json.loads(files("bochner.reports").joinpath("paper_tables.json").read_text(encoding="utf-8"))
+METRICS = {"uci-regression": ("nlpd", "rmse"), "uci-classification": ("nlpd", "accuracy", "auc")}
+TITLES = {"nlpd": "NLPD", "rmse": "RMSE", "accuracy": "ACC", "auc": "AUC"}
+FOLDS = 10
+ROUNDING = 0.005  # half a unit of the two decimals that the paper prints
+RULE = (
+    "Values are mean ± standard deviation over folds (the sum of squares divided by the number of folds, ddof = 0); "
+    "several seeds are averaged within their fold first. The difference is ours minus the paper's. "
+    "✓: our mean lies within one of the paper's standard deviations of its mean. The paper prints two decimals, so its "
+    "standard deviation counts as at least 0.005, and the rounding of its mean allows another 0.005; ours is compared "
+    "before it is rounded. †k: k units diverged and are left out. n=k: k folds instead of 10. —: no value."
+)
+COMPARISON_RULE = (
+    "NLPD, mean ± standard deviation (ddof = 0) over the folds and seeds that both protocols have; the difference is "
+    "bochner minus paper. ✓: bochner is lower. †k: k units diverged under either protocol and are left out of both."
+)
+
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"[": "{[}", "*": "{*}"}  # either would be an argument of the line break before it
+    | {character: f"${character}$" for character in "<>|"}
+    | {"±": r"$\pm$", "−": "$-$", "✓": r"$\checkmark$", "†": r"\dag{}", "—": "---"}
+)
+
+
+class Key(NamedTuple):
+    """What a cell of a table is about."""
+
+    experiment: str
+    posterior: str
+    protocol: str
+    set: str
+    model: str
+
+
+class Cell(NamedTuple):
+    """One metric of one model on one set, ours and the paper's."""
+
+    mean: float | None  # over the folds with a finite value; None where there is none
+    std: float | None  # over the same folds, with ddof = 0
+    folds: int  # with a row, diverged or not
+    diverged: int  # units (fold and seed) without a finite value
+    paper: list[float] | None  # its mean and standard deviation
+
+    @property
+    def difference(self) -> float | None:
+        """Our mean minus the paper's."""
+        return None if self.mean is None or self.paper is None else self.mean - self.paper[0]
+
+    @property
+    def within(self) -> bool:
+        """Whether our mean lies within one of the paper's standard deviations, given the rounding of its print."""
+        difference, (_, std) = self.difference, self.paper or (0.0, 0.0)
+        return difference is not None and abs(difference) <= max(std, ROUNDING) + ROUNDING + 1e-9
+
+
+def _check(index: int, row: Row) -> None:
+    metrics = METRICS.get(row.get("experiment", ""), ())
+    for key in (*Key._fields, "fold", "folds", "seed", "status", *metrics):
+        if key not in row:
+            raise ValueError(f"Row {index} has no {key!r}.")
+    if not metrics:
+        raise ValueError(f"Row {index}: experiment must be one of {', '.join(METRICS)}, got {row['experiment']!r}.")
+    if row["status"] not in ("ok", "diverged"):
+        raise ValueError(f"Row {index}: status must be 'ok' or 'diverged', got {row['status']!r}.")
+
+
+def _units(rows: Iterable[Row]) -> dict[Key, Units]:
+    """Checked rows by cell, then by fold and seed, in the paper's order."""
+    units: dict[Key, Units] = {}
+    for index, row in enumerate(rows):
+        _check(index, row)
+        cell = units.setdefault(Key(*(row[name] for name in Key._fields)), {})
+        unit = (row["fold"], row["seed"])
+        if unit in cell and len(cell[unit]["folds"]) == len(row["folds"]):
+            raise ValueError(f"Row {index} repeats an earlier row: {row['set']}, {row['model']}, fold and seed {unit}.")
+        # A sweep chooses learning rate and scale over its folds: of two sweeps, the one over more folds counts.
+        if unit not in cell or len(cell[unit]["folds"]) < len(row["folds"]):
+            cell[unit] = row
+    if not units:
+        raise ValueError("There are no rows to report: run `bochner run uci-regression` or `uci-classification` first.")
+    return {key: units[key] for key in sorted(units, key=_order)}
+
+
+def _order(key: Key) -> tuple[int, ...]:
+    """Place of a cell in the paper; names that it lacks come last, in the order of their rows (sorting is stable)."""
+    sets = list(PAPER[key.experiment]["kfac"])
+    models = list(PAPER["uci-regression"]["kfac"]["boston"])
+    known = (list(METRICS), ["kfac", "swag"], ["paper", "bochner"], sets, models)
+    return tuple(names.index(name) if name in names else len(names) for name, names in zip(key, known, strict=True))
+
+
+def _finite(units: Units, metric: str) -> dict[tuple[int, int], float]:
+    values = {unit: row[metric] for unit, row in units.items() if row["status"] == "ok"}
+    return {unit: value for unit, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _over_folds(values: dict[tuple[int, int], float]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation (ddof = 0) over folds of the mean over seeds."""
+    folds: dict[int, list[float]] = {}
+    for (fold, _), value in sorted(values.items()):
+        folds.setdefault(fold, []).append(value)
+    means = [np.mean(seeds) for seeds in folds.values()]
+    return (float(np.mean(means)), float(np.std(means))) if means else (None, None)
+
+
+def summarise(rows: Iterable[Row]) -> dict[Key, dict[str, Cell]]:
+    """Mean, standard deviation (ddof = 0), counts and the paper's value, for every cell and metric, in the paper's order.
+
+    Raises:
+        ValueError: There are no rows, a row lacks a key, or two rows are of the same unit.
+    """
+    cells: dict[Key, dict[str, Cell]] = {}
+    for key, units in _units(rows).items():
+        paper = PAPER[key.experiment].get(key.posterior, {}).get(key.set, {}).get(key.model, {})
+        for metric in METRICS[key.experiment]:
+            values = _finite(units, metric)
+            folds, diverged = len({fold for fold, _ in units}), len(units) - len(values)
+            cells.setdefault(key, {})[metric] = Cell(*_over_folds(values), folds, diverged, paper.get(metric))
+    return cells
+
+
+def _number(value: float | None, form: str = ".2f") -> str:
+    # Adding 0.0 turns a negative zero into a positive one.
+    return "—" if value is None else f"{round(value, 2) + 0.0:{form}}".replace("-", "−")
+
+
+def _spread(mean: float | None = None, std: float | None = None) -> str:
+    return "—" if mean is None else f"{_number(mean)} ± {_number(std)}"
+
+
+def _texts(cell: Cell) -> list[str]:
+    """Our value, the paper's and the difference, with their marks."""
+    folds = f" n={cell.folds}" if cell.folds < FOLDS else ""
+    dagger = f" †{cell.diverged}" if cell.diverged else ""
+    difference = _number(cell.difference, "+.2f") + " ✓" * cell.within
+    return [_spread(cell.mean, cell.std) + folds + dagger, _spread(*cell.paper or ()), difference]
+
+
+def _counts(cells: dict[Key, dict[str, Cell]], metric: str) -> str:
+    """How many cells lie within one of the paper's standard deviations, and which do not."""
+    compared = {key: metrics[metric] for key, metrics in cells.items() if metrics[metric].paper}
+    if not compared:
+        return f"{TITLES[metric]}: the paper has no value for these cells."
+    found = sum(cell.within for cell in compared.values())
+    text = f"{TITLES[metric]}: {found} of {len(compared)} cells within one of the paper's standard deviations"
+    if diverged := sum(cell.diverged > 0 for cell in compared.values()):
+        text += f" ({diverged} of the {len(compared)} with diverged units left out)"
+    rest = [
+        f"{key.set} {key.model} (ours {_number(cell.mean)}, paper {_spread(*cell.paper or ())})"
+        for key, cell in compared.items()
+        if not cell.within
+    ]
+    return f"{text}; the rest: {', '.join(rest)}." if rest else f"{text}."
+
+
+def _sections(rows: Iterable[Row]) -> list[tuple[str, list[str], dict[str, Table]]]:
+    """Title, counts and one table per set, for each experiment, posterior and protocol."""
+    cells = summarise(rows)
+    sections = []
+    for group in dict.fromkeys(key[:3] for key in cells):
+        chosen, metrics = {key: values for key, values in cells.items() if key[:3] == group}, METRICS[group[0]]
+        header = ["model", *(text for m in metrics for text in (f"{TITLES[m]} ours", "paper", "difference"))]
+        tables = {key.set: [header] for key in chosen}
+        for key, values in chosen.items():
+            tables[key.set].append([key.model, *(text for metric in metrics for text in _texts(values[metric]))])
+        sections.append(("{}, {}, protocol {}".format(*group), [_counts(chosen, metric) for metric in metrics], tables))
+    return sections
+
+
+def _markdown_table(table: Table) -> str:
+    lines = [table[0], ["---"] * len(table[0]), *table[1:]]
+    return "\n".join("| " + " | ".join(text.replace("|", r"\|") for text in line) + " |" for line in lines)
+
+
+def markdown(rows: Iterable[Row]) -> str:
+    """Ours, the paper's and the difference in Markdown: the rule, then per section its counts and a table per set."""
+    parts = [RULE]
+    for title, counts, tables in _sections(rows):
+        parts += [f"## {title}", "\n".join(f"- {line}" for line in counts)]
+        for name, table in tables.items():
+            parts += [f"### {name}", _markdown_table(table)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _latex_table(caption: str, table: Table) -> str:
+    width = len(table[0])
+    lines = [" & ".join(text.translate(_LATEX) for text in line) + r" \\" for line in table]
+    size = r"\scriptsize" if width <= 7 else r"\tiny"  # what fits the width of an article's page
+    start = (
+        rf"\begin{{table}}[htbp]\centering\caption{{{caption.translate(_LATEX)}}}{size}\setlength{{\tabcolsep}}{{3pt}}"
+    )
+    body = [rf"\begin{{tabular}}{{{'l' * width}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+    return "\n".join([start, *body, r"\end{tabular}", r"\end{table}"])
+
+
+def latex(rows: Iterable[Row]) -> str:
+    """The same as ``markdown``, to be read into a LaTeX article that loads booktabs and amssymb."""
+    parts = [r"% Needs \usepackage{booktabs,amssymb}.", RULE.translate(_LATEX)]
+    for title, counts, tables in _sections(rows):
+        parts += [rf"\subsection*{{{title.translate(_LATEX)}}}", *(line.translate(_LATEX) for line in counts)]
+        parts += [_latex_table(f"{title}: {name}", table) for name, table in tables.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _paired(key: Key, ours: Units, theirs: Units) -> tuple[list[str], bool]:
+    """A line of the comparison over the units of both protocols, and whether ours has the lower NLPD."""
+    shared = ours.keys() & theirs.keys()
+    pair = [_finite({unit: units[unit] for unit in shared}, "nlpd") for units in (ours, theirs)]
+    finite = pair[0].keys() & pair[1].keys()
+    (mean, std), (other, spread) = (_over_folds({unit: values[unit] for unit in finite}) for values in pair)
+    difference = None if mean is None or other is None else mean - other
+    lower = difference is not None and difference < 0
+    text = _number(difference, "+.2f") + " ✓" * lower + (f" †{len(shared - finite)}" if shared - finite else "")
+    folds = str(len({fold for fold, _ in shared}))
+    return [key.set, key.model, _spread(mean, std), _spread(other, spread), text, folds], lower
+
+
+def comparison(rows: Iterable[Row]) -> str:
+    """Protocol ``bochner`` against protocol ``paper`` in NLPD, over the folds and seeds that both have, in Markdown."""
+    units = _units(rows)
+    sections: dict[str, list[tuple[list[str], bool]]] = {}
+    for key, theirs in units.items():
+        ours = units.get(key._replace(protocol="bochner"), {})
+        if key.protocol == "paper" and ours.keys() & theirs.keys():
+            sections.setdefault(f"{key.experiment}, {key.posterior}", []).append(_paired(key, ours, theirs))
+    if not sections:
+        raise ValueError("There is nothing to compare: no unit has rows under both protocols, bochner and paper.")
+    parts = [COMPARISON_RULE]
+    header = ["set", "model", "bochner", "paper", "difference", "folds"]
+    for title, lines in sections.items():
+        count = f"Protocol bochner has the lower NLPD in {sum(lower for _, lower in lines)} of {len(lines)} cells."
+        parts += [f"## {title}", count, _markdown_table([header, *(line for line, _ in lines)])]
+    return "\n\n".join(parts) + "\n"
