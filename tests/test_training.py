@@ -192,8 +192,8 @@ def test_bad_arguments():
         fit_map(
             Model(StationaryLayer(3, 4, dtype=torch.float64), 1, Gaussian(), extractor=nn.Dropout(0.1)), x, y, Recipe()
         )
-    with pytest.raises(ValueError, match=r"networks of a stack must have the same structure.*number 1 differs"):
-        fit_map([regression(), regression(kernel="rbf")], x, y, Recipe())
+    with pytest.raises(ValueError, match=r"networks of a stack must have the same extractor, outputs.*number 1 differs"):
+        fit_map([regression(), regression(hidden=(4,))], x, y, Recipe())
     with pytest.raises(ValueError, match=r"x parameter must have the model's type, torch.float64, got torch.float32"):
         fit_map(model, x.float(), y, Recipe())
     with pytest.raises(ValueError, match="y parameter must be finite, got 1 NaN"):

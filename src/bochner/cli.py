@@ -1,8 +1,9 @@
 """Command line. Parsing and printing only: the work is done elsewhere."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -46,6 +47,28 @@ def _folder(out: Path) -> Path:
     return out
 
 
+def _run_toys(names: list[str], out: Path, seed: int) -> None:
+    """Runs toy experiments one after another: rows first, then figures from the rows."""
+    from bochner.experiments.rows import provenance, read_rows, write_rows
+    from bochner.experiments.toys import EXPERIMENTS, Config
+    from bochner.reports.theory import save_figure
+    from bochner.reports.toys import FIGURES
+
+    for name in names:
+        path = out / f"{name}.jsonl"
+        common = {"experiment": name, "seed": seed, "protocol": "bochner"}
+        have = read_rows(path)
+        if not (have and all(have[0].get(key) == value for key, value in common.items())):
+            start = time.perf_counter()
+            rows = EXPERIMENTS[name](Config(seed=seed, progress=console.is_terminal))
+            write_rows(path, [{**common, **provenance(), **row} for row in rows])
+            console.print(f"{name:<12} {time.perf_counter() - start:5.1f} s   {path}", soft_wrap=True)
+        for figure, draw in FIGURES[name].items():
+            for kind in ("svg", "png"):
+                save_figure(draw(read_rows(path)), out / f"{figure}.{kind}")
+            console.print(f"{figure:<12} {out / f'{figure}.svg'}", soft_wrap=True)
+
+
 def _run_theory(names: list[str], out: Path, seed: int) -> None:
     """Runs theory experiments one after another: rows first, then the figure from the rows."""
     from bochner.experiments.rows import provenance, read_rows, write_rows
@@ -68,24 +91,138 @@ def _run_theory(names: list[str], out: Path, seed: int) -> None:
         console.print(f"{name:<12} {seconds:5.1f} s   {path}   {figure}", soft_wrap=True)
 
 
+def _words(text: str | None, known: Iterable[str], option: str) -> list[str]:
+    """Names from a comma-separated list, all known ones by default."""
+    known = list(known)
+    chosen = known if text is None else [word.strip() for word in text.split(",") if word.strip()]
+    for word in chosen:
+        if word not in known:
+            raise typer.BadParameter(unknown(option, word, known))
+    return list(dict.fromkeys(chosen))
+
+
+def _device(name: str) -> str:
+    """The device that is meant, before any work is done."""
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise typer.BadParameter(unknown("device", name, ["auto", "cpu", "cuda"]))
+    if name == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("The device parameter asks for a GPU (cuda), but torch sees none; use --device cpu.")
+    return name
+
+
+def _fold_numbers(text: str | None) -> tuple[int, ...]:
+    from bochner.experiments.uci import FOLDS
+
+    return tuple(int(word) for word in _words(text, [str(f) for f in FOLDS], "folds"))
+
+
+def _run_uci(
+    name: str, out: Path, seed: int, protocol: str, posterior: str, sets: str | None, models: str | None, **rest: Any
+) -> None:
+    """Makes the missing rows of a table and says where they are."""
+    from bochner.datasets import load
+    from bochner.experiments.sweep import ENGINES, sweep
+    from bochner.experiments.uci import POSTERIORS, PROTOCOLS, SETS, Config
+    from bochner.experiments.zoo import MODELS
+
+    _words(protocol, PROTOCOLS, "protocol")
+    _words(posterior, POSTERIORS, "posterior")
+    _words(rest["engine"], ENGINES, "engine")
+    if posterior == "swag" and name != "uci-classification":
+        raise typer.BadParameter("The posterior 'swag' is part of uci-classification only, as in the paper.")
+    chosen, networks = _words(sets, SETS[name], "sets"), _words(models, MODELS, "models")
+    common: Any = {"experiment": name, "protocol": protocol, "seed": seed, "folds": _fold_numbers(rest["folds"])}
+    common["device"] = _device(rest["device"])
+    config = Config.swag(**common) if posterior == "swag" else Config(**common)
+    for each in chosen:
+        load(each)
+    path = _folder(out) / f"{name}.jsonl"
+    sweep(
+        config,
+        chosen,
+        networks,
+        path,
+        engine=rest["engine"],
+        workers=rest["workers"],
+        progress=console.is_terminal,
+        report=lambda line: console.print(line, soft_wrap=True),
+    )
+    console.print(f"Rows: {path}. Tables: bochner report {out}", soft_wrap=True)
+
+
 @app.command()
 def run(
     names: Annotated[
-        list[str], typer.Argument(help="activations, covariances, gram, mixture, gram-error, extrapolation.")
+        list[str],
+        typer.Argument(
+            help="activations, covariances, gram, mixture, gram-error, extrapolation; banana, banana-width, toy-1d; "
+            "uci-regression, uci-classification."
+        ),
     ],
-    out: Out = Path("results/theory"),
+    out: Annotated[Path | None, typer.Option(help="Folder for rows and figures; results/KIND by default.")] = None,
     seed: Seed = 0,
+    protocol: Annotated[str, typer.Option(help="UCI: 'bochner', or 'paper' as the published code did it.")] = "bochner",
+    posterior: Annotated[str, typer.Option(help="UCI: 'kfac' or, for classes, 'swag'.")] = "kfac",
+    sets: Annotated[str | None, typer.Option(help="UCI: data sets, comma-separated; all by default.")] = None,
+    models: Annotated[str | None, typer.Option(help="UCI: models, comma-separated; all 16 by default.")] = None,
+    folds: Annotated[str | None, typer.Option(help="UCI: folds 0 to 9, comma-separated; all by default.")] = None,
+    device: Annotated[str, typer.Option(help="UCI: 'auto', 'cpu' or 'cuda'.")] = "auto",
+    engine: Annotated[str, typer.Option(help="UCI: 'local', 'ray' or 'dask'.")] = "local",
+    workers: Annotated[int, typer.Option(help="UCI: jobs at a time.", min=1)] = 1,
 ) -> None:
-    """Runs experiments of the paper: rows and figures.
+    """Runs experiments of the paper: rows and figures. What is there already is not made again.
 
-    Example: bochner run gram gram-error --out results/theory
+    Examples:
+        bochner run gram gram-error --out results/theory
+        bochner run uci-regression --protocol paper --sets boston --models rbf-sin,relu
     """
     from bochner.experiments.theory import EXPERIMENTS
+    from bochner.experiments.toys import EXPERIMENTS as TOYS
+    from bochner.experiments.uci import SETS
 
     for name in names:
-        if name not in EXPERIMENTS:
-            raise typer.BadParameter(unknown("names", name, EXPERIMENTS))
-    _run_theory(names, _folder(out), seed)
+        if name not in (known := [*EXPERIMENTS, *TOYS, *SETS]):
+            raise typer.BadParameter(unknown("names", name, known))
+    try:
+        if theory := [name for name in names if name in EXPERIMENTS]:
+            _run_theory(theory, _folder(out or Path("results/theory")), seed)
+        if toys := [name for name in names if name in TOYS]:
+            _run_toys(toys, _folder(out or Path("results/toys")), seed)
+        for name in (name for name in names if name in SETS):
+            options: Any = {"folds": folds, "device": device, "engine": engine, "workers": workers}
+            _run_uci(name, out or Path("results/uci"), seed, protocol, posterior, sets, models, **options)
+    except (FileNotFoundError, ValueError) as error:
+        console.print(str(error), style="red", soft_wrap=True)
+        raise typer.Exit(1) from error
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder with rows of UCI experiments.")] = Path("results/uci"),
+    out: Annotated[Path | None, typer.Option(help="Where tables go; the same folder by default.")] = None,
+) -> None:
+    """Turns rows into the paper's tables, ours beside the paper's: tables.md and tables.tex. Never trains.
+
+    Example: bochner report results/uci
+    """
+    from bochner.experiments.rows import read_rows, write_text
+    from bochner.reports.tables import comparison, latex, markdown
+
+    files = sorted(folder.glob("uci-*.jsonl"))
+    if not files:
+        raise typer.BadParameter(f"There are no rows in {folder} (files uci-*.jsonl); make some with bochner run.")
+    rows = [row for file in files for row in read_rows(file)]
+    target = _folder(out or folder)
+    text = markdown(rows)
+    if {"paper", "bochner"} <= {row["protocol"] for row in rows}:
+        text += "\n" + comparison(rows)
+    write_text(target / "tables.md", text)
+    write_text(target / "tables.tex", latex(rows))
+    console.print(f"{target / 'tables.md'}   {target / 'tables.tex'}", soft_wrap=True)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -82,12 +83,15 @@ class Model(nn.Module):
     def log_prior(self, *, jacobian: bool = False) -> Tensor:
         """Log prior density of all parameters; ``jacobian`` as in ``StationaryLayer.log_prior``."""
         total = self.layer.log_prior(jacobian=jacobian) + self.likelihood.log_prior(jacobian=jacobian)
-        total = total + normal_log_prob(self.output.weight, self.layer.out_features).sum()
-        if self.output.bias is not None:
-            total = total + normal_log_prob(self.output.bias, 1.0).sum()
-        for parameter in self.extractor.parameters():
-            total = total + normal_log_prob(parameter, self.extractor_precision).sum()
+        for name, precision in self.precisions().items():
+            total = total + normal_log_prob(attrgetter(name)(self), precision).sum()
         return total
+
+    def precisions(self) -> dict[str, float]:
+        """Precision of every parameter with a Gaussian prior outside the model layer."""
+        names = {f"extractor.{name}": self.extractor_precision for name, _ in self.extractor.named_parameters()}
+        names["output.weight"] = float(self.layer.out_features)
+        return names if self.output.bias is None else names | {"output.bias": 1.0}
 
     def log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
         """Log likelihood summed over the rows given."""

@@ -17,14 +17,23 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & 0x1FFFFFFFF)
 
 
-def counter_uniform(seeds: Tensor, stream: int, num: int) -> Tensor:
-    """Uniform numbers in [0, 1), (E, num) float64, for integer seeds (E,) and a stream number."""
+def _bits(seeds: Tensor, stream: int | Tensor, num: int) -> Tensor:
+    """Random int64, (E, num). The stream may be a tensor, so that a CUDA graph can advance it."""
     index = torch.arange(num, device=seeds.device)
-    # Python's integers do not wrap around by themselves.
-    offset = (_GOLDEN * (stream + 1) + 2**63) % 2**64 - 2**63
-    key = _mix(_mix(seeds.long()[:, None]) + offset)
-    bits = _mix(key + _GOLDEN * (index + 1))
-    return ((bits >> 11) & 0x1FFFFFFFFFFFFF).double() * 2.0**-53
+    stream = torch.as_tensor(stream, device=seeds.device)
+    key = _mix(_mix(seeds.long()[:, None]) + _GOLDEN * (stream + 1))
+    return _mix(key + _GOLDEN * (index + 1))
+
+
+def counter_uniform(seeds: Tensor, stream: int | Tensor, num: int) -> Tensor:
+    """Uniform numbers in [0, 1), (E, num) float64, for integer seeds (E,) and a stream number."""
+    return ((_bits(seeds, stream, num) >> 11) & 0x1FFFFFFFFFFFFF).double() * 2.0**-53
+
+
+def counter_mask(seeds: Tensor, stream: int | Tensor, num: int, p: float) -> Tensor:
+    """Booleans (E, num) that are False with probability p, to 16 bits: four of them from every random integer."""
+    sixteen = _bits(seeds, stream, -(-num // 4)).view(torch.int16)[:, :num]
+    return sixteen >= round(p * 65536) - 32768
 
 
 def counter_permutation(seeds: Tensor, stream: int, num: int) -> Tensor:

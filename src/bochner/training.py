@@ -4,20 +4,20 @@ The loss is minus the log joint, summed over all data: a minibatch of b rows out
 divided by N, so that learning rates do not depend on the size of the data set.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from rich.progress import track
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
+from bochner.engine import Stack
+from bochner.layers import StationaryLayer
 from bochner.models import Model
-from bochner.networks import SeededDropout
-from bochner.randomness import counter_permutation, counter_uniform
-from bochner.validation import as_stack, check_data
+from bochner.validation import check_data
 
 
 def constant(progress: float) -> float:  # noqa: ARG001
@@ -26,8 +26,18 @@ def constant(progress: float) -> float:  # noqa: ARG001
 
 
 def square_root_decay(progress: float) -> float:
-    """The paper's schedule: 0.72 + 0.28 √(1 − t) at a share t of the epochs, down to 0.72."""
+    """The schedule of the paper's text: 0.72 + 0.28 √(1 − t) at a share t of the epochs, down to 0.72."""
     return 0.72 + 0.28 * math.sqrt(1 - progress)
+
+
+def adam(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Adam, in one pass over the parameters. The Gaussian priors arrive as weight decay, which Adam adds to the gradient."""
+    return torch.optim.Adam(groups, fused=True, capturable=groups[0]["params"][0].is_cuda)
+
+
+def sgd(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """SGD with momentum 0.9, in one pass over the parameters."""
+    return torch.optim.SGD(groups, momentum=0.9, fused=True)
 
 
 @dataclass(frozen=True)
@@ -37,28 +47,27 @@ class Recipe:
     Attributes:
         epochs: Passes over the data.
         batch_size: Rows in a minibatch.
-        optimizer: Makes a torch optimiser from parameter groups; the learning rates are set by the recipe. Its update must be
-            proportional to the learning rate, as those of SGD and Adam are.
+        optimizer: Makes a torch optimiser from parameter groups that carry their learning rate and weight decay. It must add the
+            weight decay to the gradient, as Adam and SGD do (AdamW does not): that is the gradient of the Gaussian priors.
         lr: Learning rate, or one for each network of the stack.
-        scale_lr: Learning rate of the lengthscale and the noise; None for the same as the others.
+        scale_lr: Learning rate of the lengthscale and of parameters with one element, such as the noise; None for the same as
+            the others.
         schedule: Factor on all learning rates, as a function of the share of epochs that are over.
+        tf32: Whether matrix products on CUDA may round their inputs to tf32 (10 bits).
     """
 
     epochs: int = 100
     batch_size: int = 50
-    optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] = field(
-        default=lambda groups: torch.optim.Adam(groups)
-    )
+    optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] = adam
     lr: float | Sequence[float] = 1e-3
     scale_lr: float | None = None
     schedule: Callable[[float], float] = constant
+    tf32: bool = False
 
     @classmethod
     def paper(cls, lr: float | Sequence[float], *, epochs: int = 100, batch_size: int = 50) -> "Recipe":
         """The paper's UCI training: SGD with momentum 0.9, rate 0.01 for lengthscale and noise, square-root decay to 0.72."""
-        return cls(
-            epochs, batch_size, lambda groups: torch.optim.SGD(groups, momentum=0.9), lr, 0.01, square_root_decay
-        )
+        return cls(epochs, batch_size, sgd, lr, 0.01, square_root_decay)
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,8 @@ class Fit:
     """What training did.
 
     Attributes:
-        loss: Mean minibatch loss (minus log joint over N) of every epoch, (epochs, E).
+        loss: Mean minibatch loss (minus log joint over N) of every epoch, (epochs, E); its Gaussian priors are those at the
+            epoch's end.
         diverged: Which networks met a loss that was not finite or exploded, (E,). They keep the parameters they had at the
             start of that epoch, and their later losses are NaN.
     """
@@ -75,15 +85,21 @@ class Fit:
     diverged: Tensor
 
 
-class _Objective(nn.Module):
-    """Minus the log joint over N, as the forward of a module: what functional_call can differentiate."""
+def stack_size(model: Model, batch_size: int) -> int:
+    """How many networks like this one train best as one stack.
 
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor, y: Tensor, num_data: int) -> Tensor:
-        return -self.model.log_joint(x, y, num_data=num_data) / num_data
+    On CUDA as many as fit: parameters, gradients, momenta and the copy to fall back on, and each row's activations forward and
+    backward; but no tensor of 2 GiB, beyond which elementwise kernels take 64-bit indices and lose a third of their speed. On a
+    CPU two: the parameters and momenta of more leave the cache, and then memory sets the pace.
+    """
+    if not model.layer.weight.is_cuda:
+        return 2
+    free, _ = torch.cuda.mem_get_info()
+    widths = [m.out_features for m in model.modules() if isinstance(m, nn.Linear | StationaryLayer)]
+    sizes = [p.numel() for p in model.parameters()]
+    numbers = 6 * sum(sizes) + 16 * batch_size * sum(widths)
+    largest = max(*sizes, batch_size * max(widths))
+    return max(1, min(int(0.8 * free / (4 * numbers)), (2**31 - 1) // (4 * largest)))
 
 
 def fit_map(
@@ -94,6 +110,7 @@ def fit_map(
     *,
     seed: int | Sequence[int] = 0,
     rows: Tensor | None = None,
+    num_data: int | None = None,
     explosion: float = 1e6,
     after_epoch: Callable[[dict[str, Tensor]], None] | None = None,
     progress: bool = False,
@@ -101,17 +118,21 @@ def fit_map(
     """Maximises the log joint in place.
 
     Args:
-        model: A network, or networks of one shape that are trained as one stack.
+        model: A network, or networks of one shape that are trained as one stack. They may differ in activation and spectrum;
+            those that share their activation should follow each other.
         x: Inputs, (N, ...), on the networks' device. Minibatches are cut there.
         y: Targets, (N, c) or integer (N,).
         recipe: How to train.
         seed: Seed of shuffles and dropout, one for each network. A network in a stack trains as it would alone with its seed.
         rows: Which rows each network sees, (E, n) integers: folds of one data set. All of them by default.
+        num_data: What the prior is weighed against; the number n of rows by default.
         explosion: A loss this many times above the first one (in absolute terms, at least 1) counts as divergence.
         after_epoch: Called at the end of every epoch with the trained parameters, each (E, ...); they change afterwards.
         progress: Whether to show a progress bar.
     """
-    models = as_stack(model)
+    models = [model] if isinstance(model, Model) else list(model)
+    if not models:
+        raise ValueError("The model parameter must be a network or a list of at least one, got an empty list.")
     num = len(models)
     if any(isinstance(m, nn.modules.dropout._DropoutNd) for m in models[0].modules()):
         raise ValueError(
@@ -134,110 +155,22 @@ def fit_map(
         rows = torch.arange(len(x), device=device).expand(num, -1)
     if rows.ndim != 2 or len(rows) != num or rows.shape[1] == 0:
         raise ValueError(f"The rows parameter must have shape ({num}, n) with n ≥ 1, got {tuple(rows.shape)} instead.")
-    stack = _Stack(models, recipe, rates.to(device), explosion)
+    with _matmul_precision(recipe.tf32):
+        stack = Stack(models, recipe, rates.to(device), seeds, num_data or rows.shape[1])
+        if after_epoch is not None and len(stack.heads) > 1:
+            raise ValueError("The after_epoch parameter needs networks that share their activation.")
+        epochs = track(range(recipe.epochs), description="training", disable=not progress, transient=True)
+        try:
+            return Fit(*stack.train(x, y, rows, explosion, after_epoch, epochs))
+        finally:  # an interrupted run keeps what it has learnt
+            stack.write_back()
+
+
+@contextlib.contextmanager
+def _matmul_precision(tf32: bool) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else before)
     try:
-        return stack.train(x, y, rows, seeds, after_epoch, progress)
-    finally:  # an interrupted run keeps what it has learnt
-        stack.write_back()
-
-
-class _Stack:
-    """Networks of one shape with their parameters stacked along a first dimension."""
-
-    def __init__(self, models: list[Model], recipe: Recipe, rates: Tensor, explosion: float) -> None:
-        self.models, self.recipe, self.explosion = models, recipe, explosion
-        self.objective = _Objective(models[0].train())
-        parameters, self.buffers = stack_module_state([_Objective(m.train()) for m in models])  # pyright: ignore[reportArgumentType]
-        self.frozen = {
-            n: p.detach() for n, p in parameters.items() if not self.objective.get_parameter(n).requires_grad
-        }
-        self.parameters = {n: p.detach() for n, p in parameters.items() if n not in self.frozen}
-        self.rates = rates
-        special = [p for n, p in self.parameters.items() if self._is_scale(n)]
-        plain = [p for n, p in self.parameters.items() if not self._is_scale(n)]
-        # Rate 1 in the optimiser; what it did is then shrunk by each network's own rate.
-        self.optimizer = recipe.optimizer([{"params": group, "lr": 1.0} for group in (plain, special) if group])
-        self.dropouts = [(n, m) for n, m in self.objective.named_modules() if isinstance(m, SeededDropout)]
-        self.value = vmap(grad_and_value(self._loss), in_dims=(0, 0, 0, 0, 0, None), randomness="error")
-
-    def _is_scale(self, name: str) -> bool:
-        return self.recipe.scale_lr is not None and name.endswith(("log_lengthscale", "log_noise"))
-
-    def _loss(self, parameters: Any, frozen: Any, buffers: Any, x: Tensor, y: Tensor, num_data: int) -> Tensor:
-        return functional_call(self.objective, parameters | frozen | buffers, (x, y, num_data))
-
-    def _masks(self, seeds: Tensor, stream: int, batch: int) -> dict[str, Tensor]:
-        """Fresh dropout masks as buffers of the stack, (E, batch, width)."""
-        masks = {}
-        for i, (name, module) in enumerate(self.dropouts):
-            u = counter_uniform(seeds, stream * 1000 + i + 1, batch * module.width)
-            kept = (u >= module.p).to(self.objective.model.layer.weight.dtype) / (1 - module.p)
-            masks[f"{name}.mask"] = kept.reshape(len(seeds), batch, module.width)
-        return masks
-
-    def train(
-        self,
-        x: Tensor,
-        y: Tensor,
-        rows: Tensor,
-        seeds: Tensor,
-        after_epoch: Callable[[dict[str, Tensor]], None] | None,
-        progress: bool,
-    ) -> Fit:
-        epochs, size, count = self.recipe.epochs, self.recipe.batch_size, rows.shape[1]
-        steps = math.ceil(count / size)
-        if (
-            count % size == 1
-            and steps > 1
-            and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.objective.modules())
-        ):
-            steps -= 1  # BatchNorm has no statistics of a single row: the last one sits this epoch out
-        history, first = [], None
-        diverged = torch.zeros(len(self.models), dtype=torch.bool, device=x.device)
-        for epoch in track(range(epochs), description="training", disable=not progress, transient=True):
-            good = {n: p.clone() for n, p in (self.parameters | self.buffers).items()}
-            order = rows.gather(1, counter_permutation(seeds, epoch, count))
-            factor = self.recipe.schedule(epoch / epochs)
-            total = torch.zeros(len(self.models), dtype=torch.float64, device=x.device)
-            bad = torch.zeros_like(diverged)
-            for step in range(steps):
-                index = order[:, step * size : (step + 1) * size]
-                masks = self._masks(seeds, epochs + epoch * steps + step, index.shape[1])
-                grads, loss = self.value(self.parameters, self.frozen, self.buffers | masks, x[index], y[index], count)
-                first = loss.detach() if first is None else first
-                bad |= ~torch.isfinite(loss) | (loss > self.explosion * first.abs().clamp(min=1.0))
-                self._update(grads, factor)
-                total += loss.double()
-            diverged |= bad
-            for name, value in (self.parameters | self.buffers).items():
-                value.copy_(torch.where(diverged.reshape(-1, *[1] * (value.ndim - 1)), good[name], value))
-            history.append(torch.where(diverged, math.nan, total / steps))
-            if after_epoch is not None:
-                after_epoch({n.removeprefix("model."): p for n, p in self.parameters.items()})
-            if bool(diverged.all()):
-                break
-        history += [torch.full_like(history[0], math.nan)] * (epochs - len(history))
-        return Fit(torch.stack(history).cpu(), diverged.cpu())
-
-    def _update(self, grads: dict[str, Tensor], factor: float) -> None:
-        """One optimiser step at rate 1, then each network's change is multiplied by its own rate."""
-        before = {}
-        for name, value in self.parameters.items():
-            before[name] = value.clone()
-            value.grad = grads[name]
-        self.optimizer.step()
-        for name, value in self.parameters.items():
-            rate = torch.full_like(self.rates, self.recipe.scale_lr or 0.0) if self._is_scale(name) else self.rates
-            rate = (factor * rate).to(value).reshape(-1, *[1] * (value.ndim - 1))
-            torch.lerp(before[name], value, rate, out=value)
-
-    @torch.no_grad()
-    def write_back(self) -> None:
-        """Puts the stacked parameters and buffers into the networks, which leave in evaluation mode."""
-        for i, model in enumerate(self.models):
-            state = {n: p[i] for n, p in (self.parameters | self.buffers).items()}
-            objective = _Objective(model)
-            for name, value in (*objective.named_parameters(), *objective.named_buffers()):
-                if name in state:
-                    value.copy_(state[name])
-            model.eval()
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -30,6 +30,33 @@ def as_stack(model: Model | Sequence[Model]) -> list[Model]:
     return models
 
 
+def equal_runs(values: Sequence[object]) -> list[slice]:
+    """Slices over which consecutive values are equal."""
+    ends = [i for i in range(1, len(values) + 1) if i == len(values) or values[i] != values[i - 1]]
+    return [slice(start, stop) for start, stop in zip([0, *ends], ends, strict=False)]
+
+
+def activation_runs(models: Sequence[Model]) -> list[slice]:
+    """Consecutive members of one activation, after checking that nothing else differs but the spectrum and the numbers."""
+
+    def head(m: Model) -> tuple[object, ...]:
+        shapes = [(n, p.shape, p.requires_grad) for n, p in m.layer.named_parameters()]
+        return m.layer.activation, type(m.layer), shapes
+
+    def rest(m: Model) -> tuple[object, ...]:
+        shapes = [(n, p.shape, p.requires_grad) for n, p in m.named_parameters() if not n.startswith("layer.")]
+        return repr(m.extractor), repr(m.likelihood), repr(m.output), m.precisions(), shapes
+
+    first = rest(models[0])
+    for i, member in enumerate(models[1:], start=1):
+        if rest(member) != first:
+            raise ValueError(
+                "The networks of a stack must have the same extractor, outputs, likelihood and Gaussian priors; "
+                f"number {i} differs."
+            )
+    return equal_runs([head(m) for m in models])
+
+
 def check_data(model: Model, x: Tensor, y: Tensor) -> None:
     """Raises a ValueError that names what is wrong with the training data, if anything is."""
     if len(x) == 0 or len(x) != len(y):

@@ -59,7 +59,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Replaces a file of rows as a whole: the old one or the new one is there, never half of either."""
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a text file as a whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    temporary.write_text(text)
     temporary.replace(path)

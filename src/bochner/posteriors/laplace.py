@@ -20,13 +20,12 @@ A list of networks of one shape is treated as one stack: every array then has a 
 the members.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.func import stack_module_state, vmap
 
 from bochner.activations import unknown
 from bochner.likelihoods import Gaussian
@@ -123,8 +122,8 @@ class Laplace:
 
         return self._predictive(outputs())
 
-    def output_moments(self, x: Tensor, *, chunk: int = 256) -> tuple[Tensor, Tensor]:
-        """Mean (E, n, c) and covariance (E, n, c, c) of the linearised outputs."""
+    def output_moments(self, x: Tensor, *, chunk: int = 256, own: bool = False) -> tuple[Tensor, Tensor]:
+        """Mean (E, n, c) and covariance (E, n, c, c) of the linearised outputs at (n, ...), or at (E, n, ...) with ``own``."""
         self.model.eval()
 
         def moments(parameters: Parameters, buffers: Parameters, state: list[Any], xb: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,17 +131,31 @@ class Laplace:
             return f, self.curvature.variance(state, rows, grads)
 
         parts = [
-            vmap(moments, in_dims=(0, 0, 0, None))(self.parameters, self.buffers, self.state, xb)
-            for (xb,) in batches(x, size=chunk)
+            vmap(moments, in_dims=(0, 0, 0, 0 if own else None))(self.parameters, self.buffers, self.state, xb)
+            for xb in (x.split(chunk, dim=1) if own else (b for (b,) in batches(x, size=chunk)))
         ]
         return torch.cat([f for f, _ in parts], 1), torch.cat([v for _, v in parts], 1)
 
     @torch.no_grad()
     def predict(
-        self, x: Tensor, *, samples: int = 100, chunk: int = 256, generator: torch.Generator | None = None
+        self,
+        x: Tensor,
+        *,
+        samples: int = 100,
+        chunk: int = 256,
+        own: bool = False,
+        generator: torch.Generator | None = None,
     ) -> Predictive:
-        """Prediction of the linearised network: Gaussian for regression, averaged over draws of the outputs for classes."""
-        mean, covariance = self.output_moments(x, chunk=chunk)
+        """Prediction of the linearised network: Gaussian for regression, averaged over draws of the outputs for classes.
+
+        Args:
+            x: Inputs, (n, ...), or with ``own`` one set for each network, (E, n, ...).
+            samples: Draws of the outputs for classes.
+            chunk: Rows that are processed at a time.
+            own: Whether each network of the stack has its own inputs.
+            generator: Source of randomness.
+        """
+        mean, covariance = self.output_moments(x, chunk=chunk, own=own)
         if isinstance(self.model.likelihood, Gaussian):
             mean, variance = self._members(mean), self._members(covariance.diagonal(dim1=-2, dim2=-1))
             return GaussianPredictive(mean, variance, self._noise())
@@ -161,75 +174,3 @@ class Laplace:
     def _predictive(self, outputs: Iterator[Tensor]) -> Predictive:
         noise = self._noise() if isinstance(self.model.likelihood, Gaussian) else None
         return mixture(self.model, (self._members(f) for f in outputs), noise)
-
-
-class PaperLaplace(Laplace):
-    r"""KFAC as the paper's published code does it, to compare with its tables; not a posterior to trust.
-
-    The curvature is the empirical Fisher (true labels) of the first ``batch`` training rows; no prior enters, only
-    $\sqrt{5\cdot10^{-4}}$ on the diagonal of each factor; and with Cholesky factors $L_A$, $L_B$ of the damped averages a draw is
-
-    $$ W = W^* + \tfrac{\mathrm{scale}}{N}\, L_B^{-\top} Z L_A^{-\top}, $$
-
-    where Laplace would have $1/\sqrt N$ and $L_A^{-1}$ on the right. ``scale`` is what the paper calls the variance scale.
-
-    Args:
-        model: As in ``Laplace``.
-        x: As in ``Laplace``.
-        y: As in ``Laplace``; the labels of the first rows enter here.
-        scale: The variance scale, chosen on a validation set in the paper.
-        batch: Rows that the curvature is computed from.
-    """
-
-    DAMPING = math.sqrt(5e-4)
-
-    def __init__(self, model: Model | Sequence[Model], x: Tensor, y: Tensor, *, scale: float, batch: int = 50) -> None:
-        if not (scale > 0 and math.isfinite(scale)) or batch < 1:
-            raise ValueError(f"The scale and batch parameters must be positive, got {scale} and {batch} instead.")
-        self.scale, self.targets = scale, y
-        super().__init__(model, x, y, chunk=batch)
-
-    def _fit(self, x: Tensor, chunk: int) -> list[Any]:
-        rows_axis = 1 if self.own_data else 0
-        first, labels = (v.narrow(rows_axis, 0, min(chunk, v.shape[rows_axis])) for v in (x, self.targets))
-        self.listener = Listener(self.model, self.layers, first[0] if self.own_data else first)
-
-        def statistics(parameters: Parameters, buffers: Parameters, xb: Tensor, yb: Tensor) -> list[Any]:
-            def slope(p: Parameters, f: Tensor) -> Tensor:
-                likelihood = {n.removeprefix("likelihood."): v for n, v in p.items() if n.startswith("likelihood.")}
-                return grad(lambda g: functional_call(self.model.likelihood, likelihood, (g, yb)).sum())(f)[None]
-
-            return self.curvature.statistics(*self.listener(parameters | buffers, xb, slope)[1:])
-
-        axis = 0 if self.own_data else None
-        total = vmap(statistics, in_dims=(0, 0, axis, axis))(self.parameters, self.buffers, first, labels)
-        count, state = first.shape[rows_axis], []
-        self.shrink = self.scale / x.shape[rows_axis]
-        for sums in total:
-            damped = (s / count + self.DAMPING * torch.eye(s.shape[-1]).to(s) for s in sums)
-            state.append([torch.linalg.cholesky(factor) for factor in damped])
-        return state
-
-    def sample_weights(self, num: int, *, generator: torch.Generator | None = None) -> Parameters:
-        """Draws of the named parameters, each (num, E, ...), by the published formula."""
-        drawn: Parameters = {}
-        for tap, (a, b) in zip(self.layers, self.state, strict=True):
-            weights = tap.weights(self.parameters)
-            z = normal((num, *weights.shape), a, generator)
-            left = torch.linalg.solve_triangular(b.mT, z, upper=True)
-            deviation = torch.linalg.solve_triangular(a.mT, left, upper=True, left=False)
-            drawn |= tap.parameters(weights + (self.shrink * deviation).to(weights))
-        return drawn
-
-    def output_moments(self, x: Tensor, *, chunk: int = 256) -> tuple[Tensor, Tensor]:
-        """Not defined: the published recipe has no linearised prediction."""
-        raise NotImplementedError(
-            "PaperLaplace predicts by sampling only; use predict_samples, or Laplace for moments."
-        )
-
-    def predict(
-        self, x: Tensor, *, samples: int = 50, chunk: int = 256, generator: torch.Generator | None = None
-    ) -> Predictive:
-        """Averages over 50 sampled networks, as the paper does."""
-        del chunk  # nothing is linearised here
-        return self.predict_samples(x, samples, generator=generator)

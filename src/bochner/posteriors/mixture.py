@@ -14,13 +14,17 @@ Parameters = dict[str, Tensor]
 
 
 @torch.no_grad()
-def drawn_outputs(model: Model, drawn: Parameters, fixed: Parameters, x: Tensor) -> Tensor:
-    """Outputs (S, E, n, c) for drawn parameters (S, E, ...) and fixed ones (E, ...), as one computation."""
+def drawn_outputs(model: Model, drawn: Parameters, fixed: Parameters, x: Tensor, *, own: bool = False) -> Tensor:
+    """Outputs (S, E, n, c) for drawn parameters (S, E, ...) and fixed ones (E, ...), as one computation.
 
-    def single(drawn: Parameters, fixed: Parameters) -> Tensor:
+    Inputs are (n, ...), or one set for each network, (E, n, ...), with ``own``.
+    """
+
+    def single(drawn: Parameters, fixed: Parameters, x: Tensor) -> Tensor:
         return functional_call(model, drawn | fixed, (x,))
 
-    return vmap(vmap(single), in_dims=(0, None))(drawn, fixed)
+    members = vmap(single, in_dims=(0, 0, 0 if own else None))
+    return vmap(members, in_dims=(0, None, None))(drawn, fixed, x)
 
 
 def mixture(model: Model, outputs: Iterable[Tensor], noise: Tensor | None) -> Predictive:

@@ -123,15 +123,23 @@ class Swag:
         return drawn
 
     def predict(
-        self, x: Tensor, num: int = 30, *, group: int = 10, generator: torch.Generator | None = None
+        self, x: Tensor, num: int = 30, *, group: int = 10, own: bool = False, generator: torch.Generator | None = None
     ) -> Predictive:
-        """Averages the network over draws. BatchNorm statistics of each draw come from the training data, never from x."""
+        """Averages the network over draws. BatchNorm statistics of each draw come from the training data, never from x.
+
+        Args:
+            x: Inputs, (n, ...), or with ``own`` one set for each network, (E, n, ...).
+            num: Number of draws.
+            group: Draws that are computed at a time.
+            own: Whether each network of the stack has its own inputs.
+            generator: Source of randomness.
+        """
 
         def outputs() -> Iterator[Tensor]:
             for start in range(0, num, group):
                 drawn = self.sample_weights(min(group, num - start), generator=generator)
                 statistics = self._batch_norm(drawn)
-                f = drawn_outputs(self.model.eval(), drawn | statistics, self.fixed | self.buffers, x)
+                f = drawn_outputs(self.model.eval(), drawn | statistics, self.fixed | self.buffers, x, own=own)
                 yield from (f[:, 0] if self.single else f)
 
         noise = self.fixed["likelihood.log_noise"].exp() if isinstance(self.model.likelihood, Gaussian) else None

@@ -1,0 +1,341 @@
+"""The stacked engine: networks of one shape train as a single computation, each as it would alone.
+
+Extractors and likelihoods of all members run as one batch; model layers run in runs of members that share their activation,
+and their priors in runs that share the spectrum. Gaussian priors have linear gradients, so they go to the optimiser as weight decay, which fused
+optimisers apply in the pass that they make anyway; the rest of the log joint is differentiated.
+
+On CUDA a whole step, from drawing the batch to the update, is captured once as a graph and replayed.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from bochner.models import Model
+from bochner.networks import SeededDropout
+from bochner.randomness import counter_mask, counter_permutation
+from bochner.spectra import normal_log_prob
+from bochner.validation import activation_runs, equal_runs
+
+Parameters = dict[str, Tensor]
+
+
+class _Head(nn.Module):
+    """Model layer and output layer: the extractor's features to f."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.layer, self.output = model.layer, model.output
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.output(self.layer(z))
+
+
+class _LayerPrior(nn.Module):
+    """The log prior of a model layer."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.layer = model.layer
+
+    def forward(self) -> Tensor:
+        return self.layer.log_prior()
+
+
+class _Likelihood(nn.Module):
+    """Minus the mean log likelihood of a batch; minus the log prior of the noise over N."""
+
+    def __init__(self, model: Model, num_data: int) -> None:
+        super().__init__()
+        self.likelihood, self.num_data = model.likelihood, num_data
+
+    def forward(self, f: Tensor, y: Tensor) -> Tensor:
+        return -self.likelihood(f, y).mean() - self.likelihood.log_prior() / self.num_data
+
+
+@dataclass
+class Part:
+    """A module that some members share, with their parameters stacked along a first dimension.
+
+    Attributes:
+        members: Which members of the stack.
+        module: The first member's module; its own numbers are not used.
+        prefix: What its parameters' names begin with in the model.
+        parameters: Trainable parameters, (E, ...).
+        fixed: Frozen parameters, (E, ...).
+        buffers: Buffers, (E, ...).
+    """
+
+    members: slice
+    module: nn.Module
+    prefix: str
+    parameters: Parameters
+    fixed: Parameters
+    buffers: Parameters
+
+    @classmethod
+    def of(cls, modules: list[nn.Module], members: slice, prefix: str) -> "Part":
+        """Stacks the modules' numbers."""
+        everything, buffers = stack_module_state(modules)
+        frozen = {n for n, p in modules[0].named_parameters() if not p.requires_grad}
+        parameters = {n: p.detach().requires_grad_() for n, p in everything.items() if n not in frozen}
+        return cls(members, modules[0], prefix, parameters, {n: everything[n].detach() for n in frozen}, buffers)
+
+    def __call__(self, *inputs: Tensor, **extra: Tensor) -> Tensor:
+        """Runs all members at once on inputs (E, ...), with ``extra`` in place of buffers of those names."""
+        return stacked(self.module, self.parameters | self.fixed | self.buffers | extra, *inputs)
+
+
+def stacked(module: nn.Module, numbers: Parameters, *inputs: Tensor) -> Tensor:
+    """A module with stacked numbers (E, ...) on stacked inputs (E, ...)."""
+
+    def single(numbers: Parameters, *inputs: Tensor) -> Tensor:
+        return functional_call(module, numbers, inputs)
+
+    return vmap(single, randomness="error")(numbers, *inputs)
+
+
+def _size(members: slice) -> int:
+    return members.stop - members.start
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor:
+    """Sum of two gradients, either of which may be absent."""
+    total = b if a is None else a if b is None else a.add_(b)
+    assert total is not None, "every trainable parameter has a gradient"
+    return total
+
+
+class Stack:
+    """The members' numbers, their optimiser and the loop over epochs."""
+
+    def __init__(self, models: list[Model], recipe: Any, rates: Tensor, seeds: Tensor, num_data: int) -> None:
+        self.models, self.recipe, self.rates, self.seeds = models, recipe, rates, seeds
+        self.num_data = num_data
+        activations, everyone = activation_runs(models), slice(0, len(models))
+        for model in models:
+            model.train()
+        self.extractor = Part.of([m.extractor for m in models], everyone, "extractor.")
+        self.heads = [Part.of([_Head(m) for m in models[s]], s, "") for s in activations]
+        self.likelihood = Part.of([_Likelihood(m, num_data) for m in models], everyone, "")
+        self.parts = [self.extractor, *self.heads, self.likelihood]
+        self.aside = torch.cuda.Stream(rates.device) if rates.is_cuda else None
+        self.dropouts = [(n, m) for n, m in self.extractor.module.named_modules() if isinstance(m, SeededDropout)]
+        self.decay = models[0].precisions()
+
+    def _lay_out(self, rows: int) -> None:
+        """Stores every parameter in the memory order of its gradient: fused optimisers go over both as flat arrays.
+
+        The gradient of a stacked matrix product comes out transposed. A dry run finds out; what it changes is put back.
+        """
+        kept = {n: b.clone() for n, b in self.extractor.buffers.items()}
+        gradients = iter(self._gradients(rows)[1])
+        for part in self.parts:
+            for name, value in part.parameters.items():
+                moved = torch.empty_like(next(gradients)).copy_(value.detach())
+                part.parameters[name] = moved.requires_grad_()
+        for name, value in kept.items():
+            self.extractor.buffers[name].copy_(value)
+
+    def _make_optimizer(self) -> None:
+        """One view of the stack for each run of equal rates: an optimiser knows one rate for each group."""
+        self.views: list[tuple[Tensor, int, slice]] = []
+        self.groups: dict[tuple[float, float], dict[str, Any]] = {}
+        named = [(part, name, value) for part in self.parts for name, value in part.parameters.items()]
+        for number, (part, name, value) in enumerate(named):
+            decay = self.decay.get(part.prefix + name, 0.0) / self.num_data
+            rates = self.rates[part.members].tolist()
+            if self.recipe.scale_lr is not None and (value[0].numel() == 1 or name.endswith("log_lengthscale")):
+                rates = [self.recipe.scale_lr] * len(rates)
+            for own in equal_runs(rates):
+                view = value.detach()[own]
+                self.views.append((view, number, own))
+                group = self.groups.setdefault((rates[own.start], decay), {"params": [], "weight_decay": decay})
+                group["params"].append(view)
+        for (rate, _), group in self.groups.items():
+            # A graph reads the rate from memory; without one, a number is cheaper.
+            group["lr"] = torch.tensor(rate, device=self.rates.device) if self.rates.is_cuda else rate
+        self.optimizer = self.recipe.optimizer(list(self.groups.values()))
+        self.graphed = self.rates.is_cuda and bool(self.optimizer.defaults.get("fused"))
+        self._prepare_state()
+
+    def _prepare_state(self) -> None:
+        """Makes the optimiser allocate its state, all zero, without moving anything."""
+        kept = [view.clone() for view, *_ in self.views]
+        for view, *_ in self.views:
+            view.grad = torch.zeros_like(view)
+        self.optimizer.step()
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+        for (view, *_), before in zip(self.views, kept, strict=True):
+            view.copy_(before)
+
+    def _set_rates(self, factor: float) -> None:
+        for (rate, _), group in zip(self.groups, self.optimizer.param_groups, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(factor * rate)
+            else:
+                group["lr"] = factor * rate
+
+    def _masks(self, rows: int) -> Parameters:
+        """Fresh dropout masks, (E, rows, width), from the seeds and the counter of steps."""
+        masks = {}
+        for i, (name, module) in enumerate(self.dropouts):
+            kept = counter_mask(self.seeds, self.counter * 1000 + i + 1, rows * module.width, module.p)
+            scaled = kept.to(self.x.dtype) / (1 - module.p)
+            masks[f"{name}.mask"] = scaled.reshape(len(self.seeds), rows, module.width)
+        return masks
+
+    def _gradients(self, rows: int) -> tuple[Tensor, list[Tensor]]:
+        """Losses (E,) of the next ``rows`` rows of every member's order, and the gradients of all parameters."""
+        with self._beside():
+            prior, known = self._layer_priors()
+        index = self.order.index_select(1, self.position + torch.arange(rows, device=self.x.device))
+        z = self.extractor(self.x[index], **self._masks(rows)).split([_size(h.members) for h in self.heads])
+        f = torch.cat([head(own) for head, own in zip(self.heads, z, strict=True)])
+        losses = self.likelihood(f, self.y[index])
+        leaves = [p for part in self.parts for p in part.parameters.values()]
+        gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        if self.aside is not None:
+            torch.cuda.current_stream().wait_stream(self.aside)
+        return losses.detach() + prior, [_sum(g, known.get(id(p))) for g, p in zip(gradients, leaves, strict=True)]
+
+    def _layer_priors(self) -> tuple[Tensor, dict[int, Tensor]]:
+        """Minus the log priors of the model layers over N, (E,), and their gradients by the identity of the parameter.
+
+        One computation for each run of equal spectra, on aliases of the parameters: these may be on a stream of their own.
+        """
+        parts: list[Tensor] = []
+        aliases: dict[int, Tensor] = {}
+        for head in self.heads:
+            numbers = {n: p for n, p in head.fixed.items() if n.startswith("layer.")}
+            for name, p in head.parameters.items():
+                if name.startswith("layer."):
+                    numbers[name] = aliases[id(p)] = p.detach().requires_grad_()
+            spectra = [m.layer.spectrum for m in self.models[head.members]]
+            for own in equal_runs(spectra):
+                first = _LayerPrior(self.models[head.members.start + own.start])
+                parts.append(stacked(first, {n: p[own] for n, p in numbers.items()}))
+        prior = -torch.cat(parts) / self.num_data
+        if not aliases:
+            return prior, {}
+        # Uniform biases have a flat prior: no gradient.
+        gradients = torch.autograd.grad(prior.sum(), list(aliases.values()), allow_unused=True)
+        return prior.detach(), {i: g for i, g in zip(aliases, gradients, strict=True) if g is not None}
+
+    @contextlib.contextmanager
+    def _beside(self) -> Iterator[None]:
+        """On CUDA, work on a stream of its own: many small operations that the big ones need not wait for."""
+        if self.aside is None:
+            yield
+            return
+        self.aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.aside):
+            yield
+
+    def _step(self, rows: int) -> None:
+        losses, gradients = self._gradients(rows)
+        self.first.copy_(torch.where(torch.isnan(self.first), losses, self.first))
+        self.bad |= ~torch.isfinite(losses) | (losses > self.explosion * self.first.abs().clamp(min=1.0))
+        self.total += losses
+        for view, number, members in self.views:
+            view.grad = gradients[number][members]
+        self.optimizer.step()
+        self.position += rows
+        self.counter += 1
+
+    def _capture(self, rows: int) -> Callable[[], None]:
+        """The step as a graph."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step(rows)
+        return graph.replay
+
+    def train(
+        self,
+        x: Tensor,
+        y: Tensor,
+        rows: Tensor,
+        explosion: float,
+        after_epoch: Callable[[Parameters], None] | None,
+        epochs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Runs over the epochs given; returns losses (epochs, E) and which members diverged."""
+        self.x, self.y, self.explosion = x, y, explosion
+        count, size, num = rows.shape[1], self.recipe.batch_size, len(self.models)
+        sizes = [min(size, count - start) for start in range(0, count, size)]
+        norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.extractor.module.modules())
+        if norms and sizes[-1] == 1 and len(sizes) > 1:
+            sizes.pop()  # BatchNorm has no statistics of a single row: the last one sits this epoch out
+        self.order = rows.clone()
+        self.position = torch.zeros((), dtype=torch.int64, device=x.device)
+        self.counter = torch.zeros_like(self.position)
+        self.first = torch.full((num,), math.nan, dtype=x.dtype, device=x.device)
+        self.total = torch.zeros(num, dtype=torch.float64, device=x.device)
+        self.bad = torch.zeros(num, dtype=torch.bool, device=x.device)
+        self._lay_out(sizes[0])
+        self._make_optimizer()
+        step: dict[int, Callable[[], Any]] = {
+            rows: self._capture(rows) if self.graphed else (lambda rows=rows: self._step(rows)) for rows in set(sizes)
+        }
+        diverged, history = torch.zeros_like(self.bad), []
+        for epoch in epochs:
+            good = [value.detach().clone() for value in self._numbers()]
+            self.order.copy_(rows.gather(1, counter_permutation(self.seeds, epoch, count)))
+            self._set_rates(self.recipe.schedule(epoch / self.recipe.epochs))
+            self.position.zero_(), self.total.zero_(), self.bad.zero_()
+            for rows_now in sizes:
+                step[rows_now]()
+            diverged |= self.bad
+            self._restore(diverged, good)
+            history.append(torch.where(diverged, math.nan, self.total / len(sizes) + self._gaussian_prior()))
+            if after_epoch is not None:
+                after_epoch(self._named())
+            if bool(diverged.all()):
+                break
+        history += [torch.full_like(history[0], math.nan)] * (self.recipe.epochs - len(history))
+        return torch.stack(history).cpu(), diverged.cpu()
+
+    def _numbers(self) -> list[Tensor]:
+        return [v for part in self.parts for v in (part.parameters | part.buffers).values()]
+
+    @torch.no_grad()
+    def _restore(self, diverged: Tensor, good: list[Tensor]) -> None:
+        """Gives diverged members the numbers they had when the epoch began."""
+        members = [part.members for part in self.parts for _ in part.parameters | part.buffers]
+        for value, before, own in zip(self._numbers(), good, members, strict=True):
+            value.copy_(torch.where(diverged[own].reshape(-1, *[1] * (value.ndim - 1)), before, value))
+
+    @torch.no_grad()
+    def _gaussian_prior(self) -> Tensor:
+        """What weight decay stands for: minus the Gaussian log priors over N, (E,)."""
+        total = torch.zeros_like(self.total)
+        for part in self.parts:
+            for name, value in (part.parameters | part.fixed).items():
+                precision = self.decay.get(part.prefix + name)
+                if precision:
+                    total[part.members] -= normal_log_prob(value, precision).flatten(1).sum(1, dtype=torch.float64)
+        return total / self.num_data
+
+    def _named(self) -> Parameters:
+        """Trained parameters under the model's names, (E, ...), for stacks of one kind of head."""
+        return {part.prefix + n: p.detach() for part in self.parts for n, p in part.parameters.items()}
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Puts the stacked numbers into the networks, which leave in evaluation mode."""
+        for part in self.parts:
+            for name, value in (part.parameters | part.buffers).items():
+                for model, own in zip(self.models[part.members], value, strict=True):
+                    target = model.get_submodule((part.prefix + name).rpartition(".")[0])
+                    getattr(target, name.rpartition(".")[2]).copy_(own)
+        for model in self.models:
+            model.eval()
