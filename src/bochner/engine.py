@@ -1,8 +1,8 @@
 """The stacked engine: networks of one shape train as a single computation, each as it would alone.
 
-Extractors and likelihoods of all members run as one batch; model layers run in runs of members that share their activation,
-and their priors in runs that share the spectrum. Gaussian priors have linear gradients, so they go to the optimiser as weight decay, which fused
-optimisers apply in the pass that they make anyway; the rest of the log joint is differentiated.
+Extractors and likelihoods of all members run as one batch; model layers run in runs of members that share their activation, and
+their priors in runs that share the spectrum. Gaussian priors have linear gradients, so they go to the optimiser as weight decay,
+which fused optimisers apply in the pass that they make anyway; the rest of the log joint is differentiated.
 
 On CUDA a whole step, from drawing the batch to the update, is captured once as a graph and replayed.
 """

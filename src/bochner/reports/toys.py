@@ -1,0 +1,145 @@
+"""Figures of the toy experiments, drawn from their rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from bochner.reports.theory import LABELS, TITLES
+
+Row = dict[str, Any]
+
+# Class 0, no opinion, class 1.
+CLASSES = ("#d3434e", "#ffffff", "#4472b5")
+PROBABILITY = LinearSegmentedColormap.from_list("probability", CLASSES)
+COLUMNS = {
+    "relu": "ArcCos-1 / ReLU",
+    "local_matern32": "Matérn-3/2-NN (local)",
+    "local_rbf": "RBF-NN (local)",
+    "exponential-sin": "Exponential",
+    "matern32-sin": "Matérn-3/2",
+    "rbf-sin": "RBF",
+}
+KERNELS = ("exponential", "matern32", "rbf")
+
+
+def _panel(axes: Axes, row: Row, data: Row | None = None, key: str = "mean") -> None:
+    """Probability of class 1 (red to blue, white where undecided) or its variance (white where high), and the data."""
+    side = np.asarray(row[key]).reshape(row["grid"], row["grid"])
+    square = (-row["extent"], row["extent"]) * 2
+    options = (
+        {"cmap": PROBABILITY, "vmin": 0, "vmax": 1} if key == "mean" else {"cmap": "gray", "vmin": 0, "vmax": 0.25}
+    )
+    axes.imshow(side, origin="lower", extent=square, interpolation="bilinear", **options)  # pyright: ignore[reportArgumentType]
+    if data is not None:
+        x, y = np.asarray(data["x"]).reshape(-1, 2), np.asarray(data["y"])
+        axes.scatter(*x.T, s=2, linewidths=0, c=np.where(y == 1, "#1d3a6b", "#7d1620"), rasterized=True)
+    axes.set(xticks=[], yticks=[], xlim=square[:2], ylim=square[:2])
+
+
+def _by_model(rows: list[Row], method: str = "nuts") -> dict[str, Row]:
+    return {row["model"]: row for row in rows if row["method"] == method}
+
+
+def _data(rows: list[Row]) -> Row:
+    return next(row for row in rows if row["method"] == "data")
+
+
+def teaser_figure(rows: list[Row]) -> Figure:
+    """Banana: Gaussian processes above, networks of finite width by NUTS below; each with its confidence far away."""
+    figure = Figure(figsize=(12, 4.4), layout="constrained", dpi=150)
+    panels = figure.subplots(2, len(COLUMNS))
+    for line, (method, label) in enumerate((("gp", "infinite width"), ("nuts", "finite width"))):
+        chosen = _by_model(rows, method)
+        for axes, (name, title) in zip(panels[line], COLUMNS.items(), strict=True):
+            _panel(axes, chosen[name], _data(rows))
+            axes.set_xlabel(f"confidence at |x| = 10: {chosen[name]['far_confidence']:.2f}", fontsize=7)
+            if line == 0:
+                axes.set_title(title, fontsize=9)
+        panels[line, 0].set_ylabel(label)
+    return figure
+
+
+def mean_variance_figure(rows: list[Row]) -> Figure:
+    """Mean and variance of the class probability: a line for each periodic activation, and one for the others."""
+    figure = Figure(figsize=(12, 10), layout="constrained", dpi=100)
+    panels = figure.subplots(len(TITLES) + 1, 6)
+    chosen = _by_model(rows)
+    lines = [[f"{kernel}-{name}" for kernel in KERNELS] for name in TITLES] + [["relu", "local_rbf", "local_matern32"]]
+    for line, names in enumerate(lines):
+        for column, name in enumerate(names):
+            mean, variance = panels[line, 2 * column], panels[line, 2 * column + 1]
+            _panel(mean, chosen[name], _data(rows))
+            _panel(variance, chosen[name], key="variance")
+            title = LABELS[KERNELS[column]] if line < len(TITLES) else COLUMNS[name]
+            if line in (0, len(TITLES)):
+                mean.set_title(f"{title}\nmean", fontsize=9)
+                variance.set_title(f"{title}\nvariance", fontsize=9)
+    for axes, title in zip(panels[:, 0], [*TITLES.values(), "not stationary"], strict=True):
+        axes.set_ylabel(title)
+    return figure
+
+
+def width_figure(rows: list[Row]) -> Figure:
+    """Banana for several numbers of units, under the exponential and the RBF kernel."""
+    chosen = _by_model(rows)
+    widths = sorted({row["units"] for row in chosen.values()})
+    figure = Figure(figsize=(4 * len(widths), 8), layout="constrained", dpi=100)
+    panels = figure.subplots(len(TITLES), 2 * len(widths))
+    for line, (name, title) in enumerate(TITLES.items()):
+        for column, (kernel, units) in enumerate((k, u) for k in ("exponential", "rbf") for u in widths):
+            _panel(panels[line, column], chosen[f"{kernel}-{name}-{units}"], _data(rows))
+            if line == 0:
+                panels[0, column].set_title(f"{LABELS[kernel]}, K = {units}", fontsize=9)
+        panels[line, 0].set_ylabel(title)
+    return figure
+
+
+def _regression(rows: list[Row], method: str) -> Figure:
+    """Nine panels: mean, 95 % of the posterior of f (dark) and of the prediction of y (light), and the data."""
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    panels = figure.subplots(3, 3, sharex=True, sharey=True)
+    data = _data(rows)
+    for axes, row in zip(panels.flat, (r for r in rows if r["method"] == method), strict=True):
+        grid, mean = np.asarray(row["grid"]), np.asarray(row["mean"])
+        for key, color in (("std_y", "#ffe5cf"), ("std", "#dbd0c3")):
+            half = 1.96 * np.asarray(row[key])
+            axes.fill_between(grid, mean - half, mean + half, color=color, linewidth=0)
+        axes.plot(grid, mean, color="#4472b5")
+        if method == "gp":
+            axes.plot(grid, row["paper"], "k--", linewidth=0.9, label=f"paper, off by {row['paper_difference']:.2f}")
+            axes.legend(fontsize=7, loc="upper right")
+        axes.plot(data["x"], data["y"], "k.", markersize=3)
+        axes.set(xlim=(-5, 5), ylim=(-3, 3))
+        axes.set_title(row["prior"], fontsize=9)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def regression_figure(rows: list[Row]) -> Figure:
+    """One-dimensional regression by Gaussian processes, the paper's means dashed."""
+    return _regression(rows, "gp")
+
+
+def finite_regression_figure(rows: list[Row]) -> Figure:
+    """One-dimensional regression by networks of ten units."""
+    return _regression(rows, "nuts")
+
+
+FIGURES: dict[str, Callable[[list[Row]], Figure]] = {
+    "teaser": teaser_figure,
+    "comparisons_app_meanvar": mean_variance_figure,
+    "comparisons_app": width_figure,
+    "regression": regression_figure,
+    "regression-finite": finite_regression_figure,
+}
+
+# The experiments, and the figures that are drawn from the rows of each.
+DRAWN_FROM = {
+    "banana": ("teaser", "comparisons_app_meanvar"),
+    "banana-width": ("comparisons_app",),
+    "toy-1d": ("regression", "regression-finite"),
+}
