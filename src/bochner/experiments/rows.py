@@ -34,18 +34,20 @@ def _git(*words: str) -> str:
 
 
 def _commit() -> str | None:
-    """The commit that the code is from, marked where the code differs from it.
+    """The commit that the code is from, marked where the code differs from it; ``BOCHNER_COMMIT`` where that is set.
 
-    Outside a checkout of this package (an installed copy may lie within another repository), ``BOCHNER_COMMIT`` or None.
+    Outside a checkout of this package (an installed copy may lie within another repository), None.
     """
+    if given := os.environ.get("BOCHNER_COMMIT"):
+        return given
     try:
         root = Path(_git("rev-parse", "--show-toplevel"))
         if root / "src" / "bochner" not in Path(__file__).parents:
-            return os.environ.get("BOCHNER_COMMIT")
+            return None
         changed = _git("status", "--porcelain", "--", str(root / "src"), str(root / "benchmarks"))
         return _git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("BOCHNER_COMMIT")
+        return None
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

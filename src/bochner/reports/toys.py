@@ -114,7 +114,8 @@ def _regression(rows: list[Row], method: str) -> Figure:
             axes.legend(fontsize=7, loc="upper right")
         axes.plot(data["x"], data["y"], "k.", markersize=3)
         axes.set(xlim=(-5, 5), ylim=(-3, 3))
-        axes.set_title(row["prior"], fontsize=9)
+        stuck = f" (not converged: R-hat {row['r_hat']:.2g})" if row.get("r_hat", 1.0) > 1.1 else ""
+        axes.set_title(row["prior"] + stuck, fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
