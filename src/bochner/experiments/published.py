@@ -122,21 +122,25 @@ class PublishedLaplace:
         self.inverses = [(_inverse_root(a), _inverse_root(b)) for a, b in factors]
 
     def outputs(self, x: Tensor, *, scales: Sequence[float], num: int) -> Iterator[Tensor]:
-        """Outputs (len(scales), E, n, c) of ``num`` draws at inputs (E, n, d).
+        """Outputs (len(scales), E, n, c) of each of ``num`` draws at inputs (E, n, d).
 
         As in the code, draw i takes its noise from seed i: all networks and scales share it.
         """
-        for i in range(num):
-            generator = torch.Generator(x.device).manual_seed(i)
-            moved: Parameters = {}
-            for tap, (a, b) in zip(self.layers, self.inverses, strict=True):
-                z = torch.randn(b.shape[-1], a.shape[-1], generator=generator, dtype=a.dtype, device=a.device)
-                moved |= _split(tap, b.mT @ (z @ a.mT))
+        group = 5 if x.is_cuda else 1  # a GPU is not filled by one draw
+        for start in range(0, num, group):
+            moved: list[Parameters] = []
+            for i in range(start, min(start + group, num)):
+                generator = torch.Generator(x.device).manual_seed(i)
+                moved.append({})
+                for tap, (a, b) in zip(self.layers, self.inverses, strict=True):
+                    z = torch.randn(b.shape[-1], a.shape[-1], generator=generator, dtype=a.dtype, device=a.device)
+                    moved[-1] |= _split(tap, b.mT @ (z @ a.mT))
             drawn = {
-                n: torch.stack([self.parameters[n] + (s / self.num_data) * d for s in scales]) for n, d in moved.items()
+                n: torch.stack([self.parameters[n] + (s / self.num_data) * own[n] for own in moved for s in scales])
+                for n in moved[0]
             }
             fixed = {n: p for n, p in self.parameters.items() if n not in drawn} | self.buffers
-            yield drawn_outputs(self.model, drawn, fixed, x, own=True)
+            yield from drawn_outputs(self.model, drawn, fixed, x, own=True).split(len(scales))
 
     @property
     def noise(self) -> Tensor:
@@ -152,9 +156,10 @@ def _factors(tap: Tap, rows: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inverse_root(factor: Tensor) -> Tensor:
-    """L⁻¹ of a damped factor, (E, n, n)."""
+    """L⁻¹ of a damped factor, (E, n, n); NaN for a network that has none because it diverged."""
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    lower = torch.linalg.cholesky(factor + DAMPING * eye)
+    lower, failed = torch.linalg.cholesky_ex(factor + DAMPING * eye)
+    lower = torch.where(failed[:, None, None] > 0, math.nan, lower)
     return torch.linalg.solve_triangular(lower, eye.expand_as(factor), upper=False)
 
 

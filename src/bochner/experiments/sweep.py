@@ -35,9 +35,12 @@ def pending(config: Config, sets: Sequence[str], models: Sequence[str], have: Se
 
 
 def units(config: Config, left: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
-    """Jobs: a set with all its models where they train as one stack, on a GPU; one model at a time on a CPU."""
+    """Jobs: a set with all its models where they train as one stack, on a GPU; one model at a time on a CPU.
+
+    The larger sets, which the tables have last, come first, so that several workers end together.
+    """
     if config.device.startswith("cuda"):
-        return list(left.items())
+        return list(reversed(left.items()))
     return [(name, [model]) for name, models in left.items() for model in models]
 
 

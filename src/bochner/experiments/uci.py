@@ -82,13 +82,13 @@ def run_set(config: Config, name: str, models: Sequence[str], *, progress: bool 
         results = _Sweep(config, data, batch, progress).run(ordered)
     seconds = (time.perf_counter() - start) / len(models)
     common = {"experiment": config.experiment, "protocol": config.protocol, "posterior": config.posterior, "set": name}
-    rows = []
+    rows, origin = [], provenance(config.device)
     for model in models:
         for i, fold in enumerate(config.folds):
             own = results[model][i]
             status = "diverged" if any(v is None for v in own.values()) else "ok"
             unit = {"model": model, "fold": fold, "folds": list(config.folds), "seed": config.seed, "status": status}
-            rows.append({**common, **unit, **own, "seconds": round(seconds, 3), **provenance(config.device)})
+            rows.append({**common, **unit, **own, "seconds": round(seconds, 3), **origin})
     return rows
 
 
@@ -110,9 +110,9 @@ class _Sweep:
         chosen: dict[str, float] = {}
         kept: dict[str, list[Model]] = {}
         for name in names:
-            scores = [self._rate_score(nets[name, r], bad[name, r], check_rows) for r in rates]
-            best = int(np.nanargmin(np.where(np.isnan(scores), np.inf, scores)))
-            chosen[name], kept[name] = rates[best], nets[name, rates[best]]
+            scores = np.array([self._rate_scores(nets[name, r], bad[name, r], check_rows) for r in rates])
+            chosen[name] = rates[self._choose(scores)]
+            kept[name] = nets[name, chosen[name]]
         del nets
         tuned = {name: self._tune(kept[name], fit_rows, check_rows) for name in names}
         del kept
@@ -173,12 +173,26 @@ class _Sweep:
             return GaussianPredictive(f, torch.zeros_like(f), noise)
         return CategoricalPredictive.from_logits([f])
 
-    def _rate_score(self, nets: list[Model], bad: Tensor, rows: Tensor) -> float:
-        """What the learning rate is chosen by, lower better; NaN where a fold diverged."""
+    def _rate_scores(self, nets: list[Model], bad: Tensor, rows: Tensor) -> list[float]:
+        """What the learning rate is chosen by, lower better, for each fold; infinite where it diverged."""
         found = measure(self._plug_in(nets, rows), self.data.y[rows])
         name = "nlpd" if self.config.protocol == "bochner" else ("rmse" if self.data.classes is None else "accuracy")
-        values = [math.nan if row[name] is None else row[name] for row in found]
-        return math.nan if bool(bad.any()) else float(np.mean(values)) * (-1 if name == "accuracy" else 1)
+        sign = -1 if name == "accuracy" else 1
+        failed = [row[name] is None or lost for row, lost in zip(found, bad.tolist(), strict=True)]
+        return [math.inf if f else sign * row[name] for row, f in zip(found, failed, strict=True)]
+
+    def _choose(self, scores: np.ndarray) -> int:
+        """Which of the rates (rising) to take, by their scores in each fold, (rates, folds).
+
+        Under "paper" the best mean. Under "bochner" the smallest rate that is within one standard error of it: a rate at the edge
+        of what trains at all may not survive the retraining on more rows.
+        """
+        best = int(scores.mean(1).argmin())
+        if self.config.protocol == "paper" or scores.shape[1] < 2 or not np.isfinite(scores[best]).all():
+            return best
+        worse = scores[: best + 1] - scores[best]
+        error = np.where(np.isfinite(worse), worse, 0.0).std(1, ddof=1) / math.sqrt(scores.shape[1])
+        return int(np.argmax(worse.mean(1) <= error))
 
     def _tune(self, nets: list[Model], fit_rows: Tensor, check_rows: Tensor) -> Any:
         """What is learnt from the validation rows besides the rate: a variance scale, or each fold's noise."""

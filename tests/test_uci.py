@@ -1,0 +1,331 @@
+"""The UCI experiments: networks by name, the published posterior, whole sweeps at small size, resume, engines, the command line."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from typer.testing import CliRunner
+
+from bochner.cli import app
+from bochner.datasets import Dataset, folds
+from bochner.experiments import sweep as sweeping
+from bochner.experiments import uci
+from bochner.experiments.data import Data
+from bochner.experiments.published import PublishedLaplace, decay
+from bochner.experiments.rows import read_rows
+from bochner.experiments.sweep import pending, sweep, units
+from bochner.experiments.uci import Config, _held_out_noise, _Sweep, run_set
+from bochner.experiments.zoo import MODELS, activation, build
+from bochner.predictive import GaussianPredictive
+from problems import data, regression
+
+SMALL = {
+    "folds": (0, 3),
+    "epochs": 2,
+    "hidden": (8, 6, 5),
+    "width": 10,
+    "rates": (1e-3, 1e-2),
+    "scales": (0.05, 0.2),
+    "grid_draws": 4,
+    "draws": 6,
+    "noise_points": 7,
+    "swag_epochs": 20,
+    "swag_trials": 4,
+}
+SHAPE = {"hidden": (8, 6, 5), "width": 10}
+
+
+def tiny(name):
+    """Stands in for ``load``: a generated set under the name of a real one."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(60, 3)) * 5 + 2
+    if name in uci.SETS["uci-regression"]:
+        return Dataset(name, x, np.sin(x[:, 0]) + 0.1 * x[:, 1], None, ("a", "b", "c"))
+    return Dataset(name, x, (x[:, 0] + generator.normal(size=60) > 2).astype(np.int64), 2, ("a", "b", "c"))
+
+
+@pytest.fixture
+def generated(monkeypatch):
+    monkeypatch.setattr(uci, "load", tiny)
+
+
+def without_clock(rows):
+    return sorted(
+        json.dumps({k: v for k, v in row.items() if k not in ("seconds", "commit")}, sort_keys=True) for row in rows
+    )
+
+
+def test_the_published_schedule_ends_at_five_hundred_thousandths():
+    """Departure 10: half by epoch 30, a tenth by 54, 4.9e-5 at the end."""
+    schedule = decay(100)
+    assert schedule(0.0) == 1.0
+    assert schedule(0.3) == pytest.approx(0.5, abs=0.05)
+    assert schedule(0.54) == pytest.approx(0.1, abs=0.02)
+    assert schedule(1.0) == pytest.approx(4.9e-5, rel=0.02)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("protocol", ["paper", "bochner"])
+def test_every_model_has_the_log_joint_of_its_protocol(name, protocol):
+    model = build(name, 3, None, protocol=protocol, seed=1, **SHAPE).double()
+    again = build(name, 3, None, protocol=protocol, seed=1, **SHAPE).double()
+    x, y = data(20)
+    assert torch.isfinite(model.log_joint(x, y))
+    torch.testing.assert_close(model.log_joint(x, y), again.log_joint(x, y))
+    if protocol == "paper":
+        assert model.layer.multiplier.item() == (1.0 if name == "relu" else 5.0)
+        torch.testing.assert_close(model.layer.lengthscale, 1 / model.layer.multiplier)
+        assert (model.extractor(x) >= 0).all()
+        assert "output.bias" not in model.precisions()
+        # Σθ² with coefficient 1, biases included: its gradient is 2θ.
+        weight = model.extractor[0].weight
+        (slope,) = torch.autograd.grad(model.log_prior(), [weight])
+        torch.testing.assert_close(slope, -2 * weight)
+
+
+def test_published_phases_are_uniform_before_the_link():
+    """Departure 17: the linked bias is then at most π tanh(π/2) = 2.88."""
+    layer = build("rbf-sin", 3, 2, protocol="paper", seed=0, hidden=(8, 5), width=4000).layer
+    assert layer.bias.abs().max() <= math.pi
+    assert layer.bias.std().item() == pytest.approx(math.pi / math.sqrt(3), rel=0.05)
+    assert layer.linked_bias.abs().max().item() == pytest.approx(2.88, abs=0.01)
+    assert layer.multiplier.item() == 1.0  # classification starts at 1
+
+
+@pytest.mark.parametrize(("name", "factor"), [("local_matern32", 1 / 1.5), ("local_matern52", 1 / 2.5)])
+def test_published_local_matern_is_divided_by_nu(name, factor):
+    z = torch.linspace(-1, 3, 20).double()
+    torch.testing.assert_close(activation(name, "paper")(z), factor * activation(name, "bochner")(z))
+
+
+def test_published_laplace_is_its_formula():
+    """Empirical Fisher of the batch, damping √5e-4, scale/N, transposed factor: the output layer, written out."""
+    models = [regression(s, hidden=(4, 3), width=5) for s in range(2)]
+    x, y = (torch.stack(parts) for parts in zip(data(12, seed=0), data(12, seed=1), strict=True))
+    posterior = PublishedLaplace(models, x, y, num_data=30, seeds=torch.tensor([0, 1]))
+    at = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    drawn = list(posterior.outputs(at, scales=[0.5, 0.7], num=3))
+    assert len(drawn) == 3
+    assert drawn[0].shape == (2, 2, 6, 1)
+    a_root, b_root = posterior.inverses[-1]
+    for i, model in enumerate(models):
+        h, f = model.features(x[i]).detach(), model(x[i]).detach()
+        g = (y[i] - f) / 0.3**2
+        damping = 5e-4**0.5
+        a = torch.linalg.cholesky(h.T @ h / 12 + damping * torch.eye(5, dtype=torch.float64))
+        b = torch.linalg.cholesky(g.T @ g / 12 + damping * torch.eye(1, dtype=torch.float64))
+        torch.testing.assert_close(a_root[i], torch.linalg.inv(a))
+        torch.testing.assert_close(b_root[i], torch.linalg.inv(b))
+    # Where only the output layer moves the network is linear: outputs differ by scale/N · h · L_A⁻¹ z L_B⁻¹.
+    posterior.inverses = [
+        (a, b) if k == len(posterior.inverses) - 1 else (0 * a, b) for k, (a, b) in enumerate(posterior.inverses)
+    ]
+    (draw,) = posterior.outputs(at, scales=[0.7], num=1)
+    generator = torch.Generator().manual_seed(0)
+    for a, b in posterior.inverses:
+        z = torch.randn(b.shape[-1], a.shape[-1], generator=generator, dtype=torch.float64)
+    for i, model in enumerate(models):
+        moved = (0.7 / 30) * b_root[i].T @ z @ a_root[i].T
+        expected = model(at[i]).detach() + model.features(at[i]).detach() @ moved.T
+        torch.testing.assert_close(draw[0, i], expected)
+
+
+def test_folds_are_standardised_by_their_own_training_rows():
+    full = tiny("boston")
+    cut = Data.of(full, (0, 3), "cpu")
+    assert cut.train.shape == (2, 54)
+    assert cut.test.shape == (2, 6)
+    for i, fold in enumerate((0, 3)):
+        train, test = folds(60)[fold]
+        torch.testing.assert_close(cut.x[cut.train[i]].mean(0), torch.zeros(3), rtol=0, atol=1e-6)
+        torch.testing.assert_close(cut.y[cut.train[i]].std(0, correction=0), torch.ones(1))
+        expected = (full.x[test] - full.x[train].mean(0)) / full.x[train].std(0)
+        np.testing.assert_allclose(cut.x[cut.test[i]].numpy(), expected, rtol=1e-5, atol=1e-6)
+    fit, check = cut.halves()
+    assert (fit.shape[1], check.shape[1]) == (43, 11)
+    torch.testing.assert_close(torch.cat([fit, check], 1), cut.train)
+
+
+def test_held_out_noise_maximises_the_validation_density():
+    generator = torch.Generator().manual_seed(0)
+    mean, variance = torch.zeros(2, 40, 1).double(), torch.rand(2, 40, 1, generator=generator).double()
+    y = torch.randn(2, 40, 1, generator=generator).double() * torch.tensor([1.0, 3.0]).double()[:, None, None]
+    found = _held_out_noise(GaussianPredictive(mean, variance, torch.ones(2).double()), y)
+    for i in range(2):
+
+        def loss(noise, i=i):
+            total = variance[i] + noise**2
+            return float((0.5 * y[i] ** 2 / total + 0.5 * total.log()).mean())
+
+        best = scipy.optimize.minimize_scalar(loss, bounds=(1e-3, 10), method="bounded", options={"xatol": 1e-9}).x
+        assert found[i].item() == pytest.approx(best, rel=1e-4)
+
+
+def test_the_rate_is_the_smallest_within_one_standard_error():
+    sweep_ = object.__new__(_Sweep)
+    sweep_.config = Config(protocol="bochner")
+    scores = np.array([[1.0, 1.2, 1.1, 0.9], [0.52, 0.48, 0.50, 0.52], [0.50, 0.49, 0.50, 0.51]])
+    assert sweep_._choose(scores) == 1  # 0.005 ± 0.006 above the best; the first is 0.550 ± 0.062 above
+    sweep_.config = Config(protocol="paper")
+    assert sweep_._choose(scores) == 2
+    assert sweep_._choose(np.array([[1.0, 1.0], [0.1, math.inf]])) == 0
+
+
+@pytest.mark.parametrize("protocol", ["paper", "bochner"])
+@pytest.mark.parametrize(("experiment", "name"), [("uci-regression", "boston"), ("uci-classification", "diabetes")])
+def test_a_set_gives_one_row_for_each_model_and_fold(protocol, experiment, name, generated):
+    config = Config(experiment=experiment, protocol=protocol, **SMALL)
+    rows = run_set(config, name, ["relu", "matern32-sin"])
+    assert [(r["model"], r["fold"]) for r in rows] == [(m, f) for m in ("relu", "matern32-sin") for f in (0, 3)]
+    names = {"nlpd", "rmse"} if experiment == "uci-regression" else {"nlpd", "accuracy", "auc"}
+    for row in rows:
+        assert row["status"] == "ok"
+        assert all(math.isfinite(row[n]) and math.isfinite(row[f"map_{n}"]) for n in names)
+        assert row["lr"] in SMALL["rates"]
+        assert row["folds"] == [0, 3]
+        assert {"seconds", "commit", "torch", "seed", "protocol"} <= row.keys()
+        assert (row["scale"] in SMALL["scales"]) if protocol == "paper" else ("scale" not in row)
+
+
+def test_a_unit_alone_equals_the_unit_inside_a_stack(generated, monkeypatch):
+    """In float32 sums may come in another order: equal to 1e-3 after two epochs of a small network."""
+    monkeypatch.setattr(uci, "stack_size", lambda *_: 1000)
+    config = Config(protocol="bochner", **SMALL)
+    names = ["rbf-prelu", "relu", "matern32-sin", "matern52-sincos"]
+    together = {(r["model"], r["fold"]): r for r in run_set(config, "boston", names)}
+    for name in names:
+        for row in run_set(config, "boston", [name]):
+            other = together[name, row["fold"]]
+            assert row["lr"] == other["lr"]
+            for metric in ("nlpd", "rmse", "map_nlpd", "map_rmse"):
+                assert row[metric] == pytest.approx(other[metric], rel=1e-3, abs=1e-4)
+
+
+def test_divergence_is_a_row_that_says_so(generated):
+    config = Config(protocol="paper", **{**SMALL, "rates": (1e30,)})
+    rows = run_set(config, "boston", ["rbf-sin"])
+    assert {r["status"] for r in rows} == {"diverged"}
+    assert all(r["nlpd"] is None and r["lr"] == 1e30 for r in rows)
+
+
+def test_swag_rows(generated):
+    config = Config(experiment="uci-classification", protocol="paper", posterior="swag", **{**SMALL, "hidden": (8, 6)})
+    rows = run_set(config, "diabetes", ["rbf-sin"])
+    assert [r["status"] for r in rows] == ["ok", "ok"]
+    assert all(1e-4 <= r["lr"] <= 3 and 0 <= r["accuracy"] <= 1 for r in rows)
+    paper = Config.swag(experiment="uci-classification", protocol="paper")
+    assert (paper.hidden, paper.width, paper.epochs) == ((1000, 1000, 500), 50, 20)
+
+
+def test_a_second_run_makes_what_is_missing_and_nothing_else(generated, tmp_path, monkeypatch):
+    config = Config(protocol="bochner", **SMALL)
+    whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
+    sweep(config, ["boston", "concrete"], ["relu", "rbf-sin"], whole)
+    sweep(config, ["boston"], ["relu"], resumed)
+    calls = []
+    monkeypatch.setattr(sweeping, "run_set", lambda c, s, m, **k: calls.append((s, m)) or run_set(c, s, m, **k))
+    lines = []
+    sweep(config, ["boston", "concrete"], ["relu", "rbf-sin"], resumed, report=lines.append)
+    assert calls == [("boston", ["rbf-sin"]), ("concrete", ["relu"]), ("concrete", ["rbf-sin"])]
+    assert len(lines) == 3
+    assert without_clock(read_rows(resumed)) == without_clock(read_rows(whole))
+    sweep(config, ["boston", "concrete"], ["relu", "rbf-sin"], resumed)
+    assert len(calls) == 3
+
+
+def test_jobs():
+    config = Config(folds=(0, 1))
+    have = [{"protocol": "bochner", "posterior": "kfac", "set": "boston", "model": "relu", "seed": 0, "folds": [0, 1]}]
+    rows = [{**have[0], "fold": 0}, {**have[0], "fold": 1}]
+    assert pending(config, ["boston"], ["relu"], rows) == {}
+    assert pending(config, ["boston"], ["relu"], rows[:1]) == {"boston": ["relu"]}
+    assert pending(dataclasses.replace(config, seed=1), ["boston"], ["relu"], rows) == {"boston": ["relu"]}
+    left = {"boston": ["relu", "rbf-sin"], "concrete": ["relu"]}
+    assert units(config, left) == [("boston", ["relu"]), ("boston", ["rbf-sin"]), ("concrete", ["relu"])]
+    assert units(dataclasses.replace(config, device="cuda"), left) == [
+        ("concrete", ["relu"]),
+        ("boston", ["relu", "rbf-sin"]),
+    ]
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import test_uci
+from bochner.experiments import uci
+from bochner.experiments.sweep import sweep
+from bochner.experiments.uci import Config
+uci.load = test_uci.tiny
+sweep(Config(protocol="paper", **test_uci.SMALL), ["boston", "concrete"], ["relu", "rbf-sin", "rbf-tri"], Path(sys.argv[1]))
+"""
+
+
+def test_a_killed_sweep_ends_with_the_rows_of_an_unbroken_one(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    broken, whole = tmp_path / "broken.jsonl", tmp_path / "whole.jsonl"
+    process = subprocess.Popen([sys.executable, str(script), str(broken)], env=environment)
+    while not broken.exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 0 < len(read_rows(broken)) < 12
+    for path in (broken, whole):
+        subprocess.run([sys.executable, str(script), str(path)], env=environment, check=True)
+    assert len(read_rows(whole)) == 12
+    assert without_clock(read_rows(broken)) == without_clock(read_rows(whole))
+
+
+def test_unknown_and_absent_engines(generated, tmp_path, monkeypatch):
+    config = Config(protocol="bochner", **SMALL)
+    with pytest.raises(
+        ValueError, match="engine parameter must be one of local, ray, dask, got 'rey' instead. Did you mean 'ray'"
+    ):
+        sweep(config, ["boston"], ["relu"], tmp_path / "rows.jsonl", engine="rey")
+    monkeypatch.setitem(sys.modules, "ray.util.joblib", None)
+    with pytest.raises(ValueError, match="engine 'ray' needs a package that is not installed"):
+        sweep(config, ["boston"], ["relu"], tmp_path / "rows.jsonl", engine="ray")
+
+
+def test_the_command_line_says_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("BOCHNER_DATA", str(tmp_path / "nowhere"))
+    runner = CliRunner()
+    result = runner.invoke(app, ["run", "uci-regression", "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "bochner data fetch boston" in result.output.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+    for words, message in (
+        (["--models", "rbf-sine"], "Did you mean 'rbf-sin'"),
+        (["--sets", "bostn"], "Did you mean 'boston'"),
+        (["--folds", "11"], "folds parameter must be one of 0, 1"),
+        (["--protocol", "papers"], "Did you mean 'paper'"),
+        (["--posterior", "swag"], "part of uci-classification only"),
+        (["--device", "cuda:9"], "device parameter must be one of"),
+    ):
+        result = runner.invoke(app, ["run", "uci-regression", *words])
+        assert result.exit_code == 2
+        assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_the_report_never_trains(generated, tmp_path):
+    runner = CliRunner()
+    result = runner.invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "There are no rows in" in " ".join(result.output.replace("│", " ").split())
+    sweep(Config(protocol="paper", **SMALL), ["boston"], ["relu"], tmp_path / "uci-regression.jsonl")
+    result = runner.invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "relu" in (tmp_path / "tables.md").read_text()
+    assert r"\toprule" in (tmp_path / "tables.tex").read_text()
