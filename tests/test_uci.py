@@ -181,9 +181,10 @@ def test_the_rate_is_the_smallest_within_one_standard_error():
     assert sweep_._choose(np.array([[1.0, 1.0], [0.1, math.inf]])) == 0
 
 
+@pytest.mark.usefixtures("generated")
 @pytest.mark.parametrize("protocol", ["paper", "bochner"])
 @pytest.mark.parametrize(("experiment", "name"), [("uci-regression", "boston"), ("uci-classification", "diabetes")])
-def test_a_set_gives_one_row_for_each_model_and_fold(protocol, experiment, name, generated):
+def test_a_set_gives_one_row_for_each_model_and_fold(protocol, experiment, name):
     config = Config(experiment=experiment, protocol=protocol, **SMALL)
     rows = run_set(config, name, ["relu", "matern32-sin"])
     assert [(r["model"], r["fold"]) for r in rows] == [(m, f) for m in ("relu", "matern32-sin") for f in (0, 3)]
@@ -197,7 +198,8 @@ def test_a_set_gives_one_row_for_each_model_and_fold(protocol, experiment, name,
         assert (row["scale"] in SMALL["scales"]) if protocol == "paper" else ("scale" not in row)
 
 
-def test_a_unit_alone_equals_the_unit_inside_a_stack(generated, monkeypatch):
+@pytest.mark.usefixtures("generated")
+def test_a_unit_alone_equals_the_unit_inside_a_stack(monkeypatch):
     """In float32 sums may come in another order: equal to 1e-3 after two epochs of a small network."""
     monkeypatch.setattr(uci, "stack_size", lambda *_: 1000)
     config = Config(protocol="bochner", **SMALL)
@@ -211,14 +213,16 @@ def test_a_unit_alone_equals_the_unit_inside_a_stack(generated, monkeypatch):
                 assert row[metric] == pytest.approx(other[metric], rel=1e-3, abs=1e-4)
 
 
-def test_divergence_is_a_row_that_says_so(generated):
+@pytest.mark.usefixtures("generated")
+def test_divergence_is_a_row_that_says_so():
     config = Config(protocol="paper", **{**SMALL, "rates": (1e30,)})
     rows = run_set(config, "boston", ["rbf-sin"])
     assert {r["status"] for r in rows} == {"diverged"}
     assert all(r["nlpd"] is None and r["lr"] == 1e30 for r in rows)
 
 
-def test_swag_rows(generated):
+@pytest.mark.usefixtures("generated")
+def test_swag_rows():
     config = Config(experiment="uci-classification", protocol="paper", posterior="swag", **{**SMALL, "hidden": (8, 6)})
     rows = run_set(config, "diabetes", ["rbf-sin"])
     assert [r["status"] for r in rows] == ["ok", "ok"]
@@ -227,7 +231,8 @@ def test_swag_rows(generated):
     assert (paper.hidden, paper.width, paper.epochs) == ((1000, 1000, 500), 50, 20)
 
 
-def test_a_second_run_makes_what_is_missing_and_nothing_else(generated, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("generated")
+def test_a_second_run_makes_what_is_missing_and_nothing_else(tmp_path, monkeypatch):
     config = Config(protocol="bochner", **SMALL)
     whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
     sweep(config, ["boston", "concrete"], ["relu", "rbf-sin"], whole)
@@ -288,10 +293,11 @@ def test_a_killed_sweep_ends_with_the_rows_of_an_unbroken_one(tmp_path):
     assert without_clock(read_rows(broken)) == without_clock(read_rows(whole))
 
 
-def test_unknown_and_absent_engines(generated, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("generated")
+def test_unknown_and_absent_engines(tmp_path, monkeypatch):
     config = Config(protocol="bochner", **SMALL)
     with pytest.raises(
-        ValueError, match="engine parameter must be one of local, ray, dask, got 'rey' instead. Did you mean 'ray'"
+        ValueError, match=r"engine parameter must be one of local, ray, dask, got 'rey' instead. Did you mean 'ray'"
     ):
         sweep(config, ["boston"], ["relu"], tmp_path / "rows.jsonl", engine="rey")
     monkeypatch.setitem(sys.modules, "ray.util.joblib", None)
@@ -319,7 +325,8 @@ def test_the_command_line_says_what_is_missing(tmp_path, monkeypatch):
         assert message in " ".join(result.output.replace("│", " ").split())
 
 
-def test_the_report_never_trains(generated, tmp_path):
+@pytest.mark.usefixtures("generated")
+def test_the_report_never_trains(tmp_path):
     runner = CliRunner()
     result = runner.invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 2

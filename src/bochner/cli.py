@@ -49,10 +49,12 @@ def _folder(out: Path) -> Path:
 
 def _run_toys(names: list[str], out: Path, seed: int) -> None:
     """Runs toy experiments one after another: rows first, then figures from the rows."""
+    import torch
+
     from bochner.experiments.rows import provenance, read_rows, write_rows
     from bochner.experiments.toys import EXPERIMENTS, Config
     from bochner.reports.theory import save_figure
-    from bochner.reports.toys import FIGURES
+    from bochner.reports.toys import DRAWN_FROM, FIGURES
 
     for name in names:
         path = out / f"{name}.jsonl"
@@ -61,11 +63,12 @@ def _run_toys(names: list[str], out: Path, seed: int) -> None:
         if not (have and all(have[0].get(key) == value for key, value in common.items())):
             start = time.perf_counter()
             rows = EXPERIMENTS[name](Config(seed=seed, progress=console.is_terminal))
-            write_rows(path, [{**common, **provenance(), **row} for row in rows])
+            origin = provenance("cuda" if torch.cuda.is_available() else "cpu")
+            write_rows(path, [{**common, **origin, **row} for row in rows])
             console.print(f"{name:<12} {time.perf_counter() - start:5.1f} s   {path}", soft_wrap=True)
-        for figure, draw in FIGURES[name].items():
+        for figure in DRAWN_FROM[name]:
             for kind in ("svg", "png"):
-                save_figure(draw(read_rows(path)), out / f"{figure}.{kind}")
+                save_figure(FIGURES[figure](read_rows(path)), out / f"{figure}.{kind}")
             console.print(f"{figure:<12} {out / f'{figure}.svg'}", soft_wrap=True)
 
 

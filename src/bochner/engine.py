@@ -291,7 +291,8 @@ class Stack:
             good = [value.detach().clone() for value in self._numbers()]
             self.order.copy_(rows.gather(1, counter_permutation(self.seeds, epoch, count)))
             self._set_rates(self.recipe.schedule(epoch / self.recipe.epochs))
-            self.position.zero_(), self.total.zero_(), self.bad.zero_()
+            for value in (self.position, self.total, self.bad):
+                value.zero_()
             for rows_now in sizes:
                 step[rows_now]()
             diverged |= self.bad

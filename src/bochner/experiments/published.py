@@ -145,7 +145,13 @@ class PublishedLaplace:
     @property
     def noise(self) -> Tensor:
         """Noise of each network, (E,)."""
-        return torch.stack([m.likelihood.noise.detach() for m in self.models])  # pyright: ignore[reportAttributeAccessIssue]
+        return noises(self.models)
+
+
+def noises(models: Sequence[Model]) -> Tensor:
+    """Noise of each network, (E,)."""
+    likelihoods: Any = [m.likelihood for m in models]
+    return torch.stack([each.noise.detach() for each in likelihoods])
 
 
 def _factors(tap: Tap, rows: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:

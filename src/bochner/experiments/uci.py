@@ -19,7 +19,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from bochner.datasets import load
 from bochner.experiments.data import Data, measure
-from bochner.experiments.published import PublishedLaplace, decay
+from bochner.experiments.published import PublishedLaplace, decay, noises
 from bochner.experiments.rows import provenance
 from bochner.experiments.swag import swag_rows
 from bochner.experiments.zoo import MODELS, build
@@ -169,8 +169,7 @@ class _Sweep:
         """Prediction of the trained networks themselves, each on its own rows."""
         f = _outputs(nets, self.data.x[rows])
         if self.data.classes is None:
-            noise = torch.stack([m.likelihood.noise.detach() for m in nets])  # pyright: ignore[reportAttributeAccessIssue]
-            return GaussianPredictive(f, torch.zeros_like(f), noise)
+            return GaussianPredictive(f, torch.zeros_like(f), noises(nets))
         return CategoricalPredictive.from_logits([f])
 
     def _rate_scores(self, nets: list[Model], bad: Tensor, rows: Tensor) -> list[float]:
@@ -254,7 +253,7 @@ class _Sweep:
             prediction = self._mixture([d[0] for d in draws], posterior)
         else:
             generator = torch.Generator().manual_seed(config.seed)
-            prediction = self._posterior(nets, data.train).predict(x, own=True, generator=generator)
+            prediction: Any = self._posterior(nets, data.train).predict(x, own=True, generator=generator)
             if tuned is not None:
                 prediction = GaussianPredictive(prediction.mean, prediction.variance, tuned)
         plain = measure(self._plug_in(nets, data.test), y)

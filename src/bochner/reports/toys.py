@@ -27,13 +27,16 @@ KERNELS = ("exponential", "matern32", "rbf")
 
 
 def _panel(axes: Axes, row: Row, data: Row | None = None, key: str = "mean") -> None:
-    """Probability of class 1 (red to blue, white where undecided) or its variance (white where high), and the data."""
+    """Probability of class 1 (red to blue, white where undecided) or its variance (black is 0, white 0.12), and the data.
+
+    The image is embedded as it is, without resampling, to keep the file small.
+    """
     side = np.asarray(row[key]).reshape(row["grid"], row["grid"])
     square = (-row["extent"], row["extent"]) * 2
     options = (
-        {"cmap": PROBABILITY, "vmin": 0, "vmax": 1} if key == "mean" else {"cmap": "gray", "vmin": 0, "vmax": 0.25}
+        {"cmap": PROBABILITY, "vmin": 0, "vmax": 1} if key == "mean" else {"cmap": "gray", "vmin": 0, "vmax": 0.12}
     )
-    axes.imshow(side, origin="lower", extent=square, interpolation="bilinear", **options)  # pyright: ignore[reportArgumentType]
+    axes.imshow(side, origin="lower", extent=square, interpolation="none", **options)  # pyright: ignore[reportArgumentType]
     if data is not None:
         x, y = np.asarray(data["x"]).reshape(-1, 2), np.asarray(data["y"])
         axes.scatter(*x.T, s=2, linewidths=0, c=np.where(y == 1, "#1d3a6b", "#7d1620"), rasterized=True)
@@ -50,7 +53,7 @@ def _data(rows: list[Row]) -> Row:
 
 def teaser_figure(rows: list[Row]) -> Figure:
     """Banana: Gaussian processes above, networks of finite width by NUTS below; each with its confidence far away."""
-    figure = Figure(figsize=(12, 4.4), layout="constrained", dpi=150)
+    figure = Figure(figsize=(12, 4.4), layout="constrained")
     panels = figure.subplots(2, len(COLUMNS))
     for line, (method, label) in enumerate((("gp", "infinite width"), ("nuts", "finite width"))):
         chosen = _by_model(rows, method)
@@ -65,7 +68,7 @@ def teaser_figure(rows: list[Row]) -> Figure:
 
 def mean_variance_figure(rows: list[Row]) -> Figure:
     """Mean and variance of the class probability: a line for each periodic activation, and one for the others."""
-    figure = Figure(figsize=(12, 10), layout="constrained", dpi=100)
+    figure = Figure(figsize=(12, 10), layout="constrained")
     panels = figure.subplots(len(TITLES) + 1, 6)
     chosen = _by_model(rows)
     lines = [[f"{kernel}-{name}" for kernel in KERNELS] for name in TITLES] + [["relu", "local_rbf", "local_matern32"]]
@@ -78,7 +81,7 @@ def mean_variance_figure(rows: list[Row]) -> Figure:
             if line in (0, len(TITLES)):
                 mean.set_title(f"{title}\nmean", fontsize=9)
                 variance.set_title(f"{title}\nvariance", fontsize=9)
-    for axes, title in zip(panels[:, 0], [*TITLES.values(), "not stationary"], strict=True):
+    for axes, title in zip(panels[:, 0], [*TITLES.values(), "others"], strict=True):
         axes.set_ylabel(title)
     return figure
 
@@ -87,7 +90,7 @@ def width_figure(rows: list[Row]) -> Figure:
     """Banana for several numbers of units, under the exponential and the RBF kernel."""
     chosen = _by_model(rows)
     widths = sorted({row["units"] for row in chosen.values()})
-    figure = Figure(figsize=(4 * len(widths), 8), layout="constrained", dpi=100)
+    figure = Figure(figsize=(4 * len(widths), 8), layout="constrained")
     panels = figure.subplots(len(TITLES), 2 * len(widths))
     for line, (name, title) in enumerate(TITLES.items()):
         for column, (kernel, units) in enumerate((k, u) for k in ("exponential", "rbf") for u in widths):
