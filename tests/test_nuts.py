@@ -217,6 +217,13 @@ def test_networks_without_outputs_return_their_weight_priors():
         assert (np.abs(inside.mean((0, 1)) - [0.2, 0.6, 0.9]) / error).max() < 4
 
 
+def test_too_few_draws_cannot_be_diagnosed():
+    model = small("rbf", "sin", 4)
+    samples = {n: torch.from_numpy(v)[None] for n, v in nuts.initial(model, 3, 0).items()}
+    with pytest.raises(ValueError, match="at least 4 samples for each chain, got 3"):
+        nuts.Sampled(model, samples, divergences=0, leapfrog_steps=0).diagnose(problem()[0])
+
+
 def test_a_network_among_many_has_the_posterior_it_has_alone():
     """Predictions agree within four Monte Carlo errors, under heavy-tailed weights and padded units."""
     models = [small("matern32", "sin", 3), small("rbf", "triangle", 5)]

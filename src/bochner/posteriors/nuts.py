@@ -198,6 +198,8 @@ class Sampled:
         That is the function for regression and the probabilities for classes: the softmax leaves the function's level open.
         """
         f = self.outputs(x)
+        if f.shape[1] < 4:
+            raise ValueError(f"Diagnostics need at least 4 samples for each chain, got {f.shape[1]}.")
         f = f if isinstance(self.model.likelihood, Gaussian) else torch.softmax(f, -1)
         values = f.flatten(2).double().cpu().numpy()
         return Diagnostics(
