@@ -192,7 +192,9 @@ def test_bad_arguments():
         fit_map(
             Model(StationaryLayer(3, 4, dtype=torch.float64), 1, Gaussian(), extractor=nn.Dropout(0.1)), x, y, Recipe()
         )
-    with pytest.raises(ValueError, match=r"networks of a stack must have the same extractor, outputs.*number 1 differs"):
+    with pytest.raises(
+        ValueError, match=r"networks of a stack must have the same extractor, outputs.*number 1 differs"
+    ):
         fit_map([regression(), regression(hidden=(4,))], x, y, Recipe())
     with pytest.raises(ValueError, match=r"x parameter must have the model's type, torch.float64, got torch.float32"):
         fit_map(model, x.float(), y, Recipe())

@@ -16,6 +16,7 @@ import scipy.optimize
 import torch
 from typer.testing import CliRunner
 
+from bochner import training
 from bochner.cli import app
 from bochner.datasets import Dataset, folds
 from bochner.experiments import sweep as sweeping
@@ -140,6 +141,27 @@ def test_published_laplace_is_its_formula():
         torch.testing.assert_close(draw[0, i], expected)
 
 
+@pytest.mark.parametrize("name", ["rbf-sin", "matern32-tri", "rbf-sincos", "relu"])
+def test_published_draws_are_those_of_networks_with_moved_weights(name):
+    """W + scale/N · L_B⁻ᵀ Z L_A⁻ᵀ formed for every layer, phases before their link, against the thin products."""
+    models = [build(name, 3, None, protocol="paper", seed=s, **SHAPE).double() for s in range(2)]
+    x, y = (torch.stack(parts) for parts in zip(data(12, seed=0), data(12, seed=1), strict=True))
+    posterior = PublishedLaplace(models, x, y, num_data=3, seeds=torch.tensor([0, 1]))
+    (drawn,) = posterior.outputs(x, scales=[0.4, 0.9], num=1)
+    generator = torch.Generator().manual_seed(0)
+    for tap, (a, b) in zip(posterior.layers, posterior.inverses, strict=True):
+        z = torch.randn(b.shape[-1], a.shape[-1], generator=generator, dtype=torch.float64)
+        for i, model in enumerate(models):
+            change = 0.9 / 3 * b[i].T @ z @ a[i].T
+            module = model.get_submodule(tap.name)
+            with torch.no_grad():
+                module.weight += change[:, :-1] if tap.has_bias else change
+                if tap.has_bias:
+                    module.bias += change[:, -1]
+    for i, model in enumerate(models):
+        torch.testing.assert_close(drawn[1, i], model(x[i]).detach())
+
+
 def test_folds_are_standardised_by_their_own_training_rows():
     full = tiny("boston")
     cut = Data.of(full, (0, 3), "cpu")
@@ -201,7 +223,7 @@ def test_a_set_gives_one_row_for_each_model_and_fold(protocol, experiment, name)
 @pytest.mark.usefixtures("generated")
 def test_a_unit_alone_equals_the_unit_inside_a_stack(monkeypatch):
     """In float32 sums may come in another order: equal to 1e-3 after two epochs of a small network."""
-    monkeypatch.setattr(uci, "stack_size", lambda *_: 1000)
+    monkeypatch.setattr(training, "stack_size", lambda *_: 1000)
     config = Config(protocol="bochner", **SMALL)
     names = ["rbf-prelu", "relu", "matern32-sin", "matern52-sincos"]
     together = {(r["model"], r["fold"]): r for r in run_set(config, "boston", names)}

@@ -105,6 +105,11 @@ def _size(members: slice) -> int:
     return members.stop - members.start
 
 
+def _flat(value: Tensor) -> Tensor:
+    """The same memory with its dimensions in storage order: an optimiser need not copy it to go over it as a flat array."""
+    return value.permute(sorted(range(value.ndim), key=value.stride, reverse=True))
+
+
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor:
     """Sum of two gradients, either of which may be absent."""
     total = b if a is None else a if b is None else a.add_(b)
@@ -154,7 +159,7 @@ class Stack:
             if self.recipe.scale_lr is not None and (value[0].numel() == 1 or name.endswith("log_lengthscale")):
                 rates = [self.recipe.scale_lr] * len(rates)
             for own in equal_runs(rates):
-                view = value.detach()[own]
+                view = _flat(value.detach()[own])
                 self.views.append((view, number, own))
                 group = self.groups.setdefault((rates[own.start], decay), {"params": [], "weight_decay": decay})
                 group["params"].append(view)
@@ -247,7 +252,7 @@ class Stack:
         self.bad |= ~torch.isfinite(losses) | (losses > self.explosion * self.first.abs().clamp(min=1.0))
         self.total += losses
         for view, number, members in self.views:
-            view.grad = gradients[number][members]
+            view.grad = _flat(gradients[number][members])
         self.optimizer.step()
         self.position += rows
         self.counter += 1
@@ -296,7 +301,8 @@ class Stack:
             for rows_now in sizes:
                 step[rows_now]()
             diverged |= self.bad
-            self._restore(diverged, good)
+            if bool(diverged.any()):
+                self._restore(diverged, good)
             history.append(torch.where(diverged, math.nan, self.total / len(sizes) + self._gaussian_prior()))
             if after_epoch is not None:
                 after_epoch(self._named())
@@ -323,7 +329,9 @@ class Stack:
             for name, value in (part.parameters | part.fixed).items():
                 precision = self.decay.get(part.prefix + name)
                 if precision:
-                    total[part.members] -= normal_log_prob(value, precision).flatten(1).sum(1, dtype=torch.float64)
+                    # One pass: Σ log N(θ | 0, 1/τ) from the constant and the sum of squares.
+                    square = torch.linalg.vector_norm(value, dim=tuple(range(1, value.ndim))).double().square()
+                    total[part.members] -= value[0].numel() * normal_log_prob(0.0, precision) - 0.5 * precision * square
         return total / self.num_data
 
     def _named(self) -> Parameters:

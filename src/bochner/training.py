@@ -7,7 +7,8 @@ divided by N, so that learning rates do not depend on the size of the data set.
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -90,10 +91,10 @@ def stack_size(model: Model, batch_size: int) -> int:
 
     On CUDA as many as fit: parameters, gradients, momenta and the copy to fall back on, and each row's activations forward and
     backward; but no tensor of 2 GiB, beyond which elementwise kernels take 64-bit indices and lose a third of their speed. On a
-    CPU two: the parameters and momenta of more leave the cache, and then memory sets the pace.
+    CPU five: enough to hide the interpreter, few enough that arrays of a million weights are not given back to the system.
     """
     if not model.layer.weight.is_cuda:
-        return 2
+        return 5
     free, _ = torch.cuda.mem_get_info()
     widths = [m.out_features for m in model.modules() if isinstance(m, nn.Linear | StationaryLayer)]
     sizes = [p.numel() for p in model.parameters()]
@@ -164,6 +165,47 @@ def fit_map(
             return Fit(*stack.train(x, y, rows, explosion, after_epoch, epochs))
         finally:  # an interrupted run keeps what it has learnt
             stack.write_back()
+
+
+def fit_stacks(
+    models: Sequence[Model],
+    x: Tensor,
+    y: Tensor,
+    recipe: Recipe,
+    *,
+    seed: Sequence[int],
+    rows: Tensor,
+    num_data: int | None = None,
+    progress: bool = False,
+) -> Fit:
+    """``fit_map`` for any number of networks: as many stacks as ``stack_size`` asks for, of nearly equal size.
+
+    On a CPU every core trains a stack of its own on one thread, so that results do not depend on the number of cores.
+    """
+    num = len(models)
+    parts = math.ceil(num / stack_size(models[0], recipe.batch_size))
+    ends = [num * (i + 1) // parts for i in range(parts)]
+    cuts = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+    rates = [recipe.lr] * num if isinstance(recipe.lr, int | float) else list(recipe.lr)
+
+    def fit(cut: slice, show: bool) -> Fit:
+        own = replace(recipe, lr=rates[cut])
+        chosen: Any = {"seed": seed[cut], "rows": rows[cut], "num_data": num_data, "progress": show}
+        return fit_map(models[cut], x, y, own, **chosen)
+
+    threads = torch.get_num_threads()
+    if models[0].layer.weight.is_cuda:
+        fits = [fit(cut, progress) for cut in cuts]
+    else:
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(threads) as pool:
+                running = pool.map(lambda cut: fit(cut, show=False), cuts)
+                shown = track(running, description="training", total=parts, disable=not progress, transient=True)
+                fits = list(shown)
+        finally:
+            torch.set_num_threads(threads)
+    return Fit(torch.cat([f.loss for f in fits], 1), torch.cat([f.diverged for f in fits]))
 
 
 @contextlib.contextmanager

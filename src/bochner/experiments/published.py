@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.utils._pytree import tree_map
 
+from bochner.activations import link
 from bochner.layers import StationaryLayer, layer_log_prior
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.networks import SeededDropout
-from bochner.posteriors.mixture import drawn_outputs
 from bochner.posteriors.taps import Listener, Tap, taps
 from bochner.randomness import counter_mask
 from bochner.validation import as_stack
@@ -94,11 +95,11 @@ class PublishedLaplace:
     """
 
     def __init__(self, models: Sequence[Model], x: Tensor, y: Tensor, *, num_data: int, seeds: Tensor) -> None:
-        self.models = as_stack(models)
+        self.models = [model.eval() for model in as_stack(models)]
         self.model, self.num_data = self.models[0], num_data
         parameters, self.buffers = stack_module_state(self.models)  # pyright: ignore[reportArgumentType]
         self.parameters = {name: p.detach() for name, p in parameters.items()}
-        self.layers = taps(self.model.eval())
+        self.layers = taps(self.model)
         listener = Listener(self.model, self.layers, x[0])
         masks = {}
         for i, (name, module) in enumerate(self.model.named_modules()):
@@ -121,26 +122,52 @@ class PublishedLaplace:
             self.model.eval()
         self.inverses = [(_inverse_root(a), _inverse_root(b)) for a, b in factors]
 
+    @torch.no_grad()
     def outputs(self, x: Tensor, *, scales: Sequence[float], num: int) -> Iterator[Tensor]:
         """Outputs (len(scales), E, n, c) of each of ``num`` draws at inputs (E, n, d).
 
         As in the code, draw i takes its noise from seed i: all networks and scales share it.
         """
-        group = 5 if x.is_cuda else 1  # a GPU is not filled by one draw
-        for start in range(0, num, group):
-            moved: list[Parameters] = []
-            for i in range(start, min(start + group, num)):
-                generator = torch.Generator(x.device).manual_seed(i)
-                moved.append({})
-                for tap, (a, b) in zip(self.layers, self.inverses, strict=True):
-                    z = torch.randn(b.shape[-1], a.shape[-1], generator=generator, dtype=a.dtype, device=a.device)
-                    moved[-1] |= _split(tap, b.mT @ (z @ a.mT))
-            drawn = {
-                n: torch.stack([self.parameters[n] + (s / self.num_data) * own[n] for own in moved for s in scales])
-                for n in moved[0]
-            }
-            fixed = {n: p for n, p in self.parameters.items() if n not in drawn} | self.buffers
-            yield from drawn_outputs(self.model, drawn, fixed, x, own=True).split(len(scales))
+        # The rows are repeated for every scale: one tall product in place of several.
+        shrink = torch.tensor([scale / self.num_data for scale in scales], dtype=x.dtype, device=x.device)
+        tall = x.repeat(1, len(scales), 1)
+        every = self.parameters | self.buffers
+        # A GPU takes all networks at once; a CPU a few thousand rows at a time, whose activations stay in its cache.
+        size = len(x) if x.is_cuda else max(1, 2000 // tall.shape[1])
+        for i in range(num):
+            generator = torch.Generator(x.device).manual_seed(i)
+            noise = [
+                torch.randn(b.shape[-1], a.shape[-1], generator=generator, dtype=a.dtype, device=a.device)
+                for a, b in self.inverses
+            ]
+
+            def single(numbers: Parameters, roots: Any, own: Tensor, noise: Any = noise) -> Tensor:
+                return self._perturbed(numbers, roots, noise, own, shrink)
+
+            parts = [
+                vmap(single)(*tree_map(lambda t, start=start: t[start : start + size], (every, self.inverses, tall)))
+                for start in range(0, len(x), size)
+            ]
+            yield torch.cat(parts).unflatten(1, (len(scales), -1)).transpose(0, 1)
+
+    def _perturbed(self, numbers: Parameters, roots: Any, noise: list[Tensor], x: Tensor, shrink: Tensor) -> Tensor:
+        """One network with every layer's weights moved, without forming them: a few rows go through three thin products."""
+        rows: dict[str, Tensor] = {}
+        handles = []
+        for tap, (a, b), z in zip(self.layers, roots, noise, strict=True):
+
+            def hear(_: nn.Module, args: tuple[Tensor, ...], tap: Tap = tap) -> None:
+                rows[tap.name] = tap.rows(args[0])[:, 0]
+
+            def move(_: nn.Module, __: Any, f: Tensor, tap: Tap = tap, factors: Any = (a, b, z)) -> Tensor:
+                return f + _change(tap, rows[tap.name], *factors, shrink)
+
+            handles += [tap.module.register_forward_pre_hook(hear), tap.nudged.register_forward_hook(move)]
+        try:
+            return functional_call(self.model, numbers, (x,))
+        finally:
+            for handle in handles:
+                handle.remove()
 
     @property
     def noise(self) -> Tensor:
@@ -169,9 +196,25 @@ def _inverse_root(factor: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(lower, eye.expand_as(factor), upper=False)
 
 
-def _split(tap: Tap, deviation: Tensor) -> Parameters:
-    """A deviation (E, out, in) as those of the module's own parameters; phases are moved before their link."""
-    shape: Any = tap.module.weight.shape  # pyright: ignore[reportAttributeAccessIssue]
-    weight = deviation[..., :-1] if tap.has_bias else deviation
-    out = {f"{tap.name}.weight": weight.reshape(-1, *shape)}
-    return out | ({f"{tap.name}.bias": deviation[..., -1]} if tap.has_bias else {})
+def _change(tap: Tap, rows: Tensor, a: Tensor, b: Tensor, z: Tensor, shrink: Tensor) -> Tensor:
+    """What moving a layer's weights by shrink · L_B⁻ᵀ Z L_A⁻ᵀ adds to its pre-activations; phases move before their link.
+
+    The rows are a block for each of the shrinking factors.
+    """
+    num = len(rows) // len(shrink)
+    scale = shrink.repeat_interleave(num)[:, None]
+    if not tap.circular:
+        return scale * _product(rows, a, z, b)
+    layer: Any = tap.module
+    flat = torch.cat([rows[:, :-1], torch.zeros_like(rows[:, -1:])], -1)
+    bias = layer.bias + shrink[:, None] * ((a[-1] @ z.mT) @ b)
+    turned = layer.activation.unit * (link(bias) - link(layer.bias))
+    return scale * _product(flat, a, z, b) + turned.repeat_interleave(num, 0)
+
+
+def _product(rows: Tensor, a: Tensor, z: Tensor, b: Tensor) -> Tensor:
+    """Rows times L_A⁻¹ Z' L_B⁻¹, in the cheaper order: the three factors first, or the rows through each."""
+    (fan_out, fan_in), num = z.shape, len(rows)
+    if num * (fan_in**2 + fan_out**2) > fan_in * fan_out * (fan_in + fan_out):
+        return rows @ ((a @ z.mT) @ b)
+    return ((rows @ a) @ z.mT) @ b

@@ -26,7 +26,7 @@ from bochner.experiments.zoo import MODELS, build
 from bochner.models import Model
 from bochner.posteriors.laplace import Laplace
 from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive
-from bochner.training import Recipe, fit_map, sgd, stack_size
+from bochner.training import Recipe, fit_stacks, sgd
 
 Row = dict[str, Any]
 
@@ -133,27 +133,26 @@ class _Sweep:
         """Networks of every fold for each (model, rate), and which of them diverged."""
         config = self.config
         nets = {cell: [copy.deepcopy(m) for m in self._first(cell[0])] for cell in cells}
-        limit = max(1, stack_size(nets[cells[0]][0], self.batch) // self.count)
-        parts = math.ceil(len(cells) / limit) if limit < len(cells) else 1
-        size = math.ceil(len(cells) / parts)
-        bad = {}
-        for start in range(0, len(cells), size):
-            part = cells[start : start + size]
-            schedule = decay(config.epochs)
-            recipe = Recipe(
-                config.epochs, self.batch, sgd, [r for _, r in part for _ in self.seeds], 0.01, schedule, True
-            )
-            fit = fit_map(
-                [m for cell in part for m in nets[cell]],
-                self.data.x,
-                self.data.y,
-                recipe,
-                seed=self.seeds.tolist() * len(part),
-                rows=rows.repeat(len(part), 1),
-                num_data=self.data.train.shape[1],
-                progress=self.progress,
-            )
-            bad |= dict(zip(part, fit.diverged.split(self.count), strict=True))
+        recipe = Recipe(
+            config.epochs,
+            self.batch,
+            sgd,
+            [rate for _, rate in cells for _ in self.seeds],
+            scale_lr=0.01,
+            schedule=decay(config.epochs),
+            tf32=True,
+        )
+        fit = fit_stacks(
+            [model for cell in cells for model in nets[cell]],
+            self.data.x,
+            self.data.y,
+            recipe,
+            seed=self.seeds.tolist() * len(cells),
+            rows=rows.repeat(len(cells), 1),
+            num_data=self.data.train.shape[1],
+            progress=self.progress,
+        )
+        bad = dict(zip(cells, fit.diverged.split(self.count), strict=True))
         return nets, bad
 
     def _first(self, name: str) -> list[Model]:
