@@ -358,3 +358,44 @@ def test_the_report_never_trains(tmp_path):
     assert result.exit_code == 0, result.output
     assert "relu" in (tmp_path / "tables.md").read_text()
     assert r"\toprule" in (tmp_path / "tables.tex").read_text()
+
+
+def test_committed_tables_are_those_of_the_committed_rows(tmp_path):
+    results = Path(__file__).parents[1] / "results" / "uci"
+    result = CliRunner().invoke(app, ["report", str(results), "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    for name in ("tables.md", "tables.tex"):
+        assert (tmp_path / name).read_text() == (results / name).read_text()
+
+
+RAY = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import ray
+import test_uci
+from bochner.experiments import uci
+from bochner.experiments.sweep import sweep
+from bochner.experiments.uci import Config
+
+ray.init(num_cpus=2, include_dashboard=False, runtime_env={{"env_vars": {{"BOCHNER_DATA": sys.argv[2]}}}})
+for engine, workers in (("local", 1), ("ray", 2)):
+    path = Path(sys.argv[1]) / f"{{engine}}.jsonl"
+    sweep(Config(protocol="bochner", **test_uci.SMALL), ["boston"], ["relu", "rbf-sin"], path, engine=engine, workers=workers)
+"""
+
+
+@pytest.mark.slow
+def test_ray_makes_the_rows_of_a_local_run(tmp_path):
+    """Two workers in processes of their own, on the real boston set."""
+    pytest.importorskip("ray")
+    tables = Path(__file__).parents[2] / "shared" / "data" / "tables"
+    if not tables.exists():
+        pytest.skip("the data sets are not beside the repository")
+    script = tmp_path / "script.py"
+    script.write_text(RAY.format(tests=str(Path(__file__).parent)))
+    environment = {**os.environ, "BOCHNER_DATA": str(tables)}
+    subprocess.run([sys.executable, str(script), str(tmp_path), str(tables)], env=environment, check=True)
+    rows = {engine: read_rows(tmp_path / f"{engine}.jsonl") for engine in ("local", "ray")}
+    assert len(rows["ray"]) == 4
+    assert without_clock(rows["ray"]) == without_clock(rows["local"])

@@ -292,8 +292,9 @@ class Stack:
             rows: self._capture(rows) if self.graphed else (lambda rows=rows: self._step(rows)) for rows in set(sizes)
         }
         diverged, history = torch.zeros_like(self.bad), []
+        good = [value.clone() for value in self._numbers()]
         for epoch in epochs:
-            good = [value.detach().clone() for value in self._numbers()]
+            torch._foreach_copy_(good, self._numbers())
             self.order.copy_(rows.gather(1, counter_permutation(self.seeds, epoch, count)))
             self._set_rates(self.recipe.schedule(epoch / self.recipe.epochs))
             for value in (self.position, self.total, self.bad):
@@ -312,7 +313,7 @@ class Stack:
         return torch.stack(history).cpu(), diverged.cpu()
 
     def _numbers(self) -> list[Tensor]:
-        return [v for part in self.parts for v in (part.parameters | part.buffers).values()]
+        return [v.detach() for part in self.parts for v in (part.parameters | part.buffers).values()]
 
     @torch.no_grad()
     def _restore(self, diverged: Tensor, good: list[Tensor]) -> None:
