@@ -9,7 +9,7 @@ from torch import nn
 
 from bochner import Categorical, Gaussian, Model, StationaryLayer
 from bochner.posteriors.closed_form import ClosedForm
-from bochner.posteriors.laplace import Laplace, PaperLaplace
+from bochner.posteriors.laplace import Laplace
 from problems import classification, data, regression
 
 STRUCTURES = ["kfac", "diagonal", "full"]
@@ -262,34 +262,6 @@ def test_pi_damping_factors_the_prior():
         torch.testing.assert_close(
             covariance, scale[:, None] * torch.linalg.inv(torch.kron(left, right)) * scale, rtol=1e-8, atol=1e-10
         )
-
-
-@pytest.mark.parametrize("kind", ["regression", "classes"])
-def test_paper_protocol_is_the_published_formula(kind, generator):
-    """Empirical Fisher of the first rows, damping √5e-4, scale/N, and the transposed factor: the covariance of the draws."""
-    model = regression(hidden=(4, 3), width=5) if kind == "regression" else classification(hidden=(4, 3), width=5)
-    x, y = data(30, classes=None if kind == "regression" else 3)
-    laplace = PaperLaplace(model, x, y, scale=0.7, batch=12)
-    drawn = laplace.sample_weights(40_000, generator=generator)
-    # The output layer: its input rows and the slope of the log likelihood are easy to write down.
-    h, f = model.features(x[:12]).detach(), model(x[:12]).detach()
-    if kind == "regression":
-        g = (y[:12] - f) / 0.3**2
-    else:
-        g = torch.nn.functional.one_hot(y[:12], 3) - torch.softmax(f, -1)
-    root = 5e-4**0.5
-    a = torch.linalg.inv(torch.linalg.cholesky(h.T @ h / 12 + root * torch.eye(5, dtype=torch.float64)))
-    b = torch.linalg.inv(g.T @ g / 12 + root * torch.eye(g.shape[1], dtype=torch.float64))
-    expected = torch.kron(b.contiguous(), (a @ a.T).contiguous()) * (0.7 / 30) ** 2
-    deviations = (drawn["output.weight"][:, 0] - model.output.weight.detach()).flatten(1)
-    scale = expected.diagonal()
-    error = ((scale[:, None] * scale + expected**2) / 40_000).sqrt()
-    assert ((torch.cov(deviations.T) - expected).abs() / error).max() < 5
-    assert laplace.predict(x[:3], generator=generator) is not None
-    with pytest.raises(NotImplementedError, match="predicts by sampling only"):
-        laplace.output_moments(x)
-    with pytest.raises(ValueError, match="scale and batch parameters must be positive, got 0 and 50 instead"):
-        PaperLaplace(model, x, y, scale=0)
 
 
 def test_classification_predictions_are_probabilities(generator):

@@ -159,8 +159,10 @@ class PublishedLaplace:
             def hear(_: nn.Module, args: tuple[Tensor, ...], tap: Tap = tap) -> None:
                 rows[tap.name] = tap.rows(args[0])[:, 0]
 
-            def move(_: nn.Module, __: Any, f: Tensor, tap: Tap = tap, factors: Any = (a, b, z)) -> Tensor:
-                return f + _change(tap, rows[tap.name], *factors, shrink)
+            def move(
+                _: nn.Module, __: Any, f: Tensor, tap: Tap = tap, a: Tensor = a, b: Tensor = b, z: Tensor = z
+            ) -> Tensor:
+                return f + _change(tap, rows[tap.name], a, b, z, shrink)
 
             handles += [tap.module.register_forward_pre_hook(hear), tap.nudged.register_forward_hook(move)]
         try:
