@@ -49,7 +49,7 @@ def _folder(out: Path) -> Path:
 
 def _run_toys(names: list[str], out: Path, seed: int) -> None:
     """Runs toy experiments one after another: rows first, then figures from the rows."""
-    import torch
+    import jax
 
     from bochner.experiments.rows import provenance, read_rows, write_rows
     from bochner.experiments.toys import EXPERIMENTS, Config
@@ -63,7 +63,7 @@ def _run_toys(names: list[str], out: Path, seed: int) -> None:
         if not (have and all(have[0].get(key) == value for key, value in common.items())):
             start = time.perf_counter()
             rows = EXPERIMENTS[name](Config(seed=seed, progress=console.is_terminal))
-            origin = provenance("cuda" if torch.cuda.is_available() else "cpu")
+            origin = provenance("cuda" if jax.default_backend() == "gpu" else "cpu") | {"jax": jax.__version__}
             write_rows(path, [{**common, **origin, **row} for row in rows])
             console.print(f"{name:<12} {time.perf_counter() - start:5.1f} s   {path}", soft_wrap=True)
         for figure in DRAWN_FROM[name]:
@@ -98,10 +98,19 @@ def _words(text: str | None, known: Iterable[str], option: str) -> list[str]:
     """Names from a comma-separated list, all known ones by default."""
     known = list(known)
     chosen = known if text is None else [word.strip() for word in text.split(",") if word.strip()]
+    if not chosen:
+        raise typer.BadParameter(f"The {option} parameter must name at least one of {', '.join(known)}, got {text!r}.")
     for word in chosen:
         if word not in known:
             raise typer.BadParameter(unknown(option, word, known))
     return list(dict.fromkeys(chosen))
+
+
+def _word(text: str, known: Iterable[str], option: str) -> str:
+    """One name out of the known ones."""
+    if text not in known:
+        raise typer.BadParameter(unknown(option, text, known))
+    return text
 
 
 def _device(name: str) -> str:
@@ -110,8 +119,7 @@ def _device(name: str) -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise typer.BadParameter(unknown("device", name, ["auto", "cpu", "cuda"]))
+    _word(name, ["auto", "cpu", "cuda"], "device")
     if name == "cuda" and not torch.cuda.is_available():
         raise typer.BadParameter("The device parameter asks for a GPU (cuda), but torch sees none; use --device cpu.")
     return name
@@ -127,14 +135,14 @@ def _run_uci(
     name: str, out: Path, seed: int, protocol: str, posterior: str, sets: str | None, models: str | None, **rest: Any
 ) -> None:
     """Makes the missing rows of a table and says where they are."""
-    from bochner.datasets import load
+    from bochner.datasets import check, load
     from bochner.experiments.sweep import ENGINES, sweep
     from bochner.experiments.uci import POSTERIORS, PROTOCOLS, SETS, Config
     from bochner.experiments.zoo import MODELS
 
-    _words(protocol, PROTOCOLS, "protocol")
-    _words(posterior, POSTERIORS, "posterior")
-    _words(rest["engine"], ENGINES, "engine")
+    _word(protocol, PROTOCOLS, "protocol")
+    _word(posterior, POSTERIORS, "posterior")
+    _word(rest["engine"], ENGINES, "engine")
     if posterior == "swag" and name != "uci-classification":
         raise typer.BadParameter("The posterior 'swag' is part of uci-classification only, as in the paper.")
     chosen, networks = _words(sets, SETS[name], "sets"), _words(models, MODELS, "models")
@@ -143,6 +151,8 @@ def _run_uci(
     config = Config.swag(**common) if posterior == "swag" else Config(**common)
     for each in chosen:
         load(each)
+        if (found := check(each)).status == "bad":
+            raise ValueError(f"The data set {each} cannot be used. {found.message}")
     path = _folder(out) / f"{name}.jsonl"
     sweep(
         config,
@@ -218,13 +228,17 @@ def report(
     files = sorted(folder.glob("uci-*.jsonl"))
     if not files:
         raise typer.BadParameter(f"There are no rows in {folder} (files uci-*.jsonl); make some with bochner run.")
-    rows = [row for file in files for row in read_rows(file)]
+    try:
+        rows = [row for file in files for row in read_rows(file)]
+        text, source = markdown(rows), latex(rows)
+        if {"paper", "bochner"} <= {row["protocol"] for row in rows}:
+            text += "\n" + comparison(rows)
+    except ValueError as error:
+        console.print(f"The rows in {folder} cannot be used: {error}", style="red", soft_wrap=True)
+        raise typer.Exit(1) from error
     target = _folder(out or folder)
-    text = markdown(rows)
-    if {"paper", "bochner"} <= {row["protocol"] for row in rows}:
-        text += "\n" + comparison(rows)
     write_text(target / "tables.md", text)
-    write_text(target / "tables.tex", latex(rows))
+    write_text(target / "tables.tex", source)
     console.print(f"{target / 'tables.md'}   {target / 'tables.tex'}", soft_wrap=True)
 
 

@@ -167,8 +167,16 @@ class Stack:
             # A graph reads the rate from memory; without one, a number is cheaper.
             group["lr"] = torch.tensor(rate, device=self.rates.device) if self.rates.is_cuda else rate
         self.optimizer = self.recipe.optimizer(list(self.groups.values()))
-        self.graphed = self.rates.is_cuda and bool(self.optimizer.defaults.get("fused"))
-        self._prepare_state()
+        if self.optimizer.defaults.get("decoupled_weight_decay") or isinstance(self.optimizer, torch.optim.AdamW):
+            raise ValueError(
+                "The optimizer of the recipe must add weight decay to the gradient, for that is the Gaussian priors; "
+                f"{type(self.optimizer).__name__} does not. Use Adam."
+            )
+        # Both start from a state of zeros, which can be made before a graph is captured.
+        simple = isinstance(self.optimizer, torch.optim.SGD | torch.optim.Adam)
+        self.graphed = self.rates.is_cuda and simple and bool(self.optimizer.defaults.get("fused"))
+        if self.graphed:
+            self._prepare_state()
 
     def _prepare_state(self) -> None:
         """Makes the optimiser allocate its state, all zero, without moving anything."""
@@ -301,15 +309,18 @@ class Stack:
                 value.zero_()
             for rows_now in sizes:
                 step[rows_now]()
-            diverged |= self.bad
+            # The last step's update has met no loss yet: its parameters must not become those to fall back on.
+            prior = self._gaussian_prior()
+            limit = self.explosion * self.first.abs().clamp(min=1.0)
+            diverged |= self.bad | ~torch.isfinite(prior) | (prior > limit)
             if bool(diverged.any()):
                 self._restore(diverged, good)
-            history.append(torch.where(diverged, math.nan, self.total / len(sizes) + self._gaussian_prior()))
+            history.append(torch.where(diverged, math.nan, self.total / len(sizes) + prior))
             if after_epoch is not None:
                 after_epoch(self._named())
             if bool(diverged.all()):
                 break
-        history += [torch.full_like(history[0], math.nan)] * (self.recipe.epochs - len(history))
+        history += [torch.full_like(self.total, math.nan)] * (self.recipe.epochs - len(history))
         return torch.stack(history).cpu(), diverged.cpu()
 
     def _numbers(self) -> list[Tensor]:
@@ -331,7 +342,9 @@ class Stack:
                 precision = self.decay.get(part.prefix + name)
                 if precision:
                     # One pass: Σ log N(θ | 0, 1/τ) from the constant and the sum of squares.
-                    square = torch.linalg.vector_norm(value, dim=tuple(range(1, value.ndim))).double().square()
+                    every = tuple(range(1, value.ndim))
+                    norm = torch.linalg.vector_norm(value, dim=every) if every else value
+                    square = norm.double().square()
                     total[part.members] -= value[0].numel() * normal_log_prob(0.0, precision) - 0.5 * precision * square
         return total / self.num_data
 

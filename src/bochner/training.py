@@ -5,10 +5,12 @@ divided by N, so that learning rates do not depend on the size of the data set.
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from threading import Event
 from typing import Any
 
 import torch
@@ -115,6 +117,7 @@ def fit_map(
     explosion: float = 1e6,
     after_epoch: Callable[[dict[str, Tensor]], None] | None = None,
     progress: bool = False,
+    stop: Event | None = None,
 ) -> Fit:
     """Maximises the log joint in place.
 
@@ -130,6 +133,7 @@ def fit_map(
         explosion: A loss this many times above the first one (in absolute terms, at least 1) counts as divergence.
         after_epoch: Called at the end of every epoch with the trained parameters, each (E, ...); they change afterwards.
         progress: Whether to show a progress bar.
+        stop: Ends training at the next epoch once it is set, from another thread.
     """
     models = [model] if isinstance(model, Model) else list(model)
     if not models:
@@ -156,11 +160,12 @@ def fit_map(
         rows = torch.arange(len(x), device=device).expand(num, -1)
     if rows.ndim != 2 or len(rows) != num or rows.shape[1] == 0:
         raise ValueError(f"The rows parameter must have shape ({num}, n) with n ≥ 1, got {tuple(rows.shape)} instead.")
-    with _matmul_precision(recipe.tf32):
+    with _tf32(recipe.tf32 and device.type == "cuda"):
         stack = Stack(models, recipe, rates.to(device), seeds, num_data or rows.shape[1])
         if after_epoch is not None and len(stack.heads) > 1:
             raise ValueError("The after_epoch parameter needs networks that share their activation.")
-        epochs = track(range(recipe.epochs), description="training", disable=not progress, transient=True)
+        shown = track(range(recipe.epochs), description="training", disable=not progress, transient=True)
+        epochs = itertools.takewhile(lambda _: stop is None or not stop.is_set(), shown)
         try:
             return Fit(*stack.train(x, y, rows, explosion, after_epoch, epochs))
         finally:  # an interrupted run keeps what it has learnt
@@ -188,9 +193,11 @@ def fit_stacks(
     cuts = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
     rates = [recipe.lr] * num if isinstance(recipe.lr, int | float) else list(recipe.lr)
 
+    stop = Event()
+
     def fit(cut: slice, show: bool) -> Fit:
         own = replace(recipe, lr=rates[cut])
-        chosen: Any = {"seed": seed[cut], "rows": rows[cut], "num_data": num_data, "progress": show}
+        chosen: Any = {"seed": seed[cut], "rows": rows[cut], "num_data": num_data, "progress": show, "stop": stop}
         return fit_map(models[cut], x, y, own, **chosen)
 
     threads = torch.get_num_threads()
@@ -198,21 +205,25 @@ def fit_stacks(
         fits = [fit(cut, progress) for cut in cuts]
     else:
         torch.set_num_threads(1)
+        pool = ThreadPoolExecutor(threads)
         try:
-            with ThreadPoolExecutor(threads) as pool:
-                running = pool.map(lambda cut: fit(cut, show=False), cuts)
-                shown = track(running, description="training", total=parts, disable=not progress, transient=True)
-                fits = list(shown)
-        finally:
+            running = pool.map(lambda cut: fit(cut, show=False), cuts)
+            fits = list(track(running, description="training", total=parts, disable=not progress, transient=True))
+        finally:  # after an interrupt, stacks end at their next epoch and waiting ones never start
+            stop.set()
+            pool.shutdown(cancel_futures=True)
             torch.set_num_threads(threads)
     return Fit(torch.cat([f.loss for f in fits], 1), torch.cat([f.diverged for f in fits]))
 
 
 @contextlib.contextmanager
-def _matmul_precision(tf32: bool) -> Iterator[None]:
+def _tf32(wanted: bool) -> Iterator[None]:
+    """Matrix products in tf32 for a while: a setting of the whole process, so it is touched only where it matters."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else before)
+    if wanted:
+        torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if wanted:
+            torch.set_float32_matmul_precision(before)

@@ -108,7 +108,8 @@ def load(name: str, folder: Path | None = None) -> Dataset:
     if not is_there(path):
         raise FileNotFoundError(
             f"The file {table.file} of the data set '{name}' is not in {path.parent}. "
-            f"Run `bochner data fetch {name}`, or set BOCHNER_DATA to the folder that holds it."
+            f"Run `bochner data fetch {name}`, which says so where OpenML lacks it, or set BOCHNER_DATA to the folder "
+            "that holds it."
         )
     try:
         x, y, features = read_table(table, path)

@@ -56,7 +56,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_text().split("\n")
     complete = lines[:-1]  # what follows the last newline is empty, or a row that was never finished
-    return [json.loads(line) for line in complete if line]
+    rows = []
+    for number, line in enumerate(complete, start=1):
+        try:
+            rows += [json.loads(line)] if line else []
+        except json.JSONDecodeError as error:
+            raise ValueError(f"Line {number} of {path} is not a row ({error.msg}); remove it and run again.") from error
+    return rows
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:

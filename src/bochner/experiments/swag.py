@@ -17,7 +17,7 @@ from torch import Tensor
 from bochner.experiments.data import Data, measure
 from bochner.experiments.zoo import build
 from bochner.models import Model
-from bochner.posteriors.swag import Swag, tune_learning_rate
+from bochner.posteriors.swag import DivergedError, Swag, tune_learning_rate
 from bochner.predictive import Predictive
 from bochner.training import Recipe, adam, fit_map
 
@@ -54,15 +54,19 @@ def swag_rows(config: Any, data: Data, name: str, batch: int) -> list[Row]:
     def score(rate: float) -> float:
         try:
             prediction = collect(copy.deepcopy(trained), fit_rows, rate, check_rows, config.grid_draws)
-        except ValueError:  # every fold diverged
+        except DivergedError:
             return math.nan
         values = [row["nlpd"] for row in measure(prediction, data.y[check_rows])]
         return math.nan if None in values else float(np.mean(values))
 
-    rate, _ = tune_learning_rate(score, trials=config.swag_trials, seed=config.seed)
-    _hold_lengthscales(first, trained)
-    lost = train(first, data.train).tolist()
-    rows = measure(collect(first, data.train, rate, data.test, config.draws), data.y[data.test])
+    rate = None
+    try:
+        rate, _ = tune_learning_rate(score, trials=config.swag_trials, seed=config.seed)
+        _hold_lengthscales(first, trained)
+        lost = train(first, data.train).tolist()
+        rows = measure(collect(first, data.train, rate, data.test, config.draws), data.y[data.test])
+    except DivergedError:
+        return [{"nlpd": None, "accuracy": None, "auc": None, "lr": rate} for _ in seeds]
     return [{**(dict.fromkeys(row) if bad else row), "lr": rate} for row, bad in zip(rows, lost, strict=True)]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import joblib
 import torch
+from filelock import FileLock
 
 from bochner.activations import unknown
 from bochner.experiments.rows import read_rows, write_rows
@@ -83,13 +84,22 @@ def sweep(
         for name, some in jobs
     ]
     for number, found in enumerate(_results(calls, engine, workers), start=1):
-        rows = [*rows, *found]
-        write_rows(path, sorted(rows, key=_key))
+        rows = _add(path, found)
         first = found[0]
         names = ", ".join(dict.fromkeys(row["model"] for row in found))
         total = first["seconds"] * len({row["model"] for row in found})
         report(f"[{number}/{len(jobs)}] {first['set']}: {names}  {total:.1f} s")
     return rows
+
+
+def _add(path: Path, found: Sequence[Row]) -> list[Row]:
+    """Puts rows into a file that other sweeps may be writing to as well; a unit that is made again replaces the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        rows = {_key(row): row for row in [*read_rows(path), *found]}
+        ordered = [rows[key] for key in sorted(rows)]
+        write_rows(path, ordered)
+    return ordered
 
 
 def _results(calls: list[Any], engine: str, workers: int) -> Iterator[list[Row]]:
@@ -111,4 +121,6 @@ def _results(calls: list[Any], engine: str, workers: int) -> Iterator[list[Row]]
     except ImportError as error:
         raise ValueError(f"The engine '{engine}' needs a package that is not installed ({error.name}).") from error
     with joblib.parallel_config(engine, n_jobs=workers):
-        yield from joblib.Parallel()(calls)  # pyright: ignore[reportReturnType]
+        # These backends give nothing back before everything is done: a batch at a time, so that rows are kept as they come.
+        for start in range(0, len(calls), workers):
+            yield from joblib.Parallel()(calls[start : start + workers])  # pyright: ignore[reportReturnType]

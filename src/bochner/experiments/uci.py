@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -182,15 +183,16 @@ class _Sweep:
     def _choose(self, scores: np.ndarray) -> int:
         """Which of the rates (rising) to take, by their scores in each fold, (rates, folds).
 
-        Under "paper" the best mean. Under "bochner" the smallest rate that is within one standard error of it: a rate at the edge
-        of what trains at all may not survive the retraining on more rows.
+        Under "paper" the best mean. Under "bochner" the smallest rate whose mean is above the best by no more than the standard
+        error of their difference, and in no fold by more than the spread of the best over folds: a rate at the edge of what trains
+        at all may not survive the retraining on more rows.
         """
         best = int(scores.mean(1).argmin())
         if self.config.protocol == "paper" or scores.shape[1] < 2 or not np.isfinite(scores[best]).all():
             return best
         worse = scores[: best + 1] - scores[best]
         error = np.where(np.isfinite(worse), worse, 0.0).std(1, ddof=1) / math.sqrt(scores.shape[1])
-        return int(np.argmax(worse.mean(1) <= error))
+        return int(np.argmax((worse.mean(1) <= error) & (worse.max(1) <= scores[best].std())))
 
     def _tune(self, nets: list[Model], fit_rows: Tensor, check_rows: Tensor) -> Any:
         """What is learnt from the validation rows besides the rate: a variance scale, or each fold's noise."""
@@ -214,11 +216,12 @@ class _Sweep:
         draws = list(posterior.outputs(x, scales=config.scales, num=config.grid_draws))
         for i in range(len(config.scales)):
             prediction = self._mixture([d[i] for d in draws], posterior)
-            scores.append(float(self._scale_score(prediction, data.y[check_rows], cut)))
+            each = self._scale_scores(prediction, data.y[check_rows], cut)
+            scores.append(float(each[torch.isfinite(each)].mean()))  # a diverged fold has no say
         return config.scales[int(np.argmin(np.where(np.isnan(scores), np.inf, scores)))]
 
-    def _scale_score(self, prediction: Predictive, y: Tensor, cut: int) -> Tensor:
-        """Validation NLPD with weight 1 − λ; targets at noise inputs are 0, or all classes alike, with weight λ."""
+    def _scale_scores(self, prediction: Predictive, y: Tensor, cut: int) -> Tensor:
+        """Each fold's validation NLPD with weight 1 − λ; at noise inputs, with weight λ, that of 0 or of all classes: (F,)."""
         weight = self.config.noise_weight
         if isinstance(prediction, GaussianPredictive):
             points = prediction.mean.shape[1] - cut
@@ -227,7 +230,7 @@ class _Sweep:
         else:
             log_p: Tensor = prediction.log_probabilities  # pyright: ignore[reportAttributeAccessIssue]
             log_prob = torch.cat([log_p[:, :cut].gather(-1, y[..., None])[..., 0], log_p[:, cut:].mean(-1)], 1)
-        return -(1 - weight) * log_prob[:, :cut].mean() - weight * log_prob[:, cut:].mean()
+        return -(1 - weight) * log_prob[:, :cut].mean(1) - weight * log_prob[:, cut:].mean(1)
 
     def _published(self, nets: list[Model], rows: Tensor) -> PublishedLaplace:
         first = rows[:, : self.batch]
@@ -264,7 +267,7 @@ class _Sweep:
     def _choice(self, tuned: Any, fold: int) -> Row:
         if self.config.protocol == "paper":
             return {"scale": tuned}
-        return {} if tuned is None else {"noise": float(tuned[fold])}
+        return {"structure": "last_layer"} | ({} if tuned is None else {"noise": float(tuned[fold])})
 
 
 def _outputs(nets: Sequence[Model], x: Tensor) -> Tensor:
@@ -277,18 +280,21 @@ def _outputs(nets: Sequence[Model], x: Tensor) -> Tensor:
 def _held_out_noise(prediction: GaussianPredictive, y: Tensor) -> Tensor:
     """The noise of each fold, (F,), under which its validation targets are most probable, given the variance of f.
 
-    Residuals of the training rows are too small, for the network has seen them.
+    Residuals of the training rows are too small, for the network has seen them. The search is between a hundredth of the
+    residuals' root mean square and ten times it; a fold whose prediction is not finite has noise NaN.
     """
-    square = (y - prediction.mean).double().square()
-    log_noise = square.mean((1, 2)).log().div(2).requires_grad_()
-    optimizer = torch.optim.LBFGS([log_noise], max_iter=50, line_search_fn="strong_wolfe")
+    found = []
+    for residual, variance in zip((y - prediction.mean).double(), prediction.variance.double(), strict=True):
+        square, scale = residual.square(), float(residual.square().mean().sqrt())
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        total = prediction.variance.double() + (2 * log_noise).exp()[:, None, None]
-        value = (0.5 * square / total + 0.5 * total.log()).mean((1, 2)).sum()
-        value.backward()
-        return value
+        def loss(log_noise: float, square: Tensor = square, variance: Tensor = variance) -> float:
+            total = variance + math.exp(2 * log_noise)
+            return float((0.5 * square / total + 0.5 * total.log()).mean())
 
-    optimizer.step(loss)  # pyright: ignore[reportArgumentType]
-    return log_noise.detach().exp().to(prediction.mean)
+        if not (math.isfinite(scale) and scale > 0 and bool(torch.isfinite(variance).all())):
+            found.append(math.nan)
+            continue
+        bounds = (math.log(scale / 100), math.log(scale * 10))
+        best: Any = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-8})
+        found.append(math.exp(best.x))
+    return torch.tensor(found).to(prediction.mean)

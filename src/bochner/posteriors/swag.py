@@ -23,6 +23,10 @@ from bochner.training import Recipe, fit_map
 from bochner.validation import as_stack
 
 
+class DivergedError(ValueError):
+    """SGD diverged at every network, or at every learning rate tried."""
+
+
 class Swag:
     """Posterior from the path of SGD, for a network or a stack of networks of one shape.
 
@@ -78,7 +82,7 @@ class Swag:
             for p in held:
                 p.requires_grad_(True)
         if bool(self.fit.diverged.all()):
-            raise ValueError(f"SGD diverged at the learning rate {lr} while collecting; lower it.")
+            raise DivergedError(f"SGD diverged at the learning rate {lr} while collecting; lower it.")
         for value in self.mean.values():
             value[self.fit.diverged.to(value.device)] = math.nan  # those members have no posterior
         parameters, self.buffers = stack_module_state(models)  # pyright: ignore[reportArgumentType]
@@ -209,7 +213,9 @@ def tune_learning_rate(
         history.append((rate, float(score(rate))))
     finite = [pair for pair in history if math.isfinite(pair[1])]
     if not finite:
-        raise ValueError(f"No learning rate between {bounds[0]} and {bounds[1]} gave a finite score; lower the bounds.")
+        raise DivergedError(
+            f"No learning rate between {bounds[0]} and {bounds[1]} gave a finite score; lower the bounds."
+        )
     return min(finite, key=lambda pair: pair[1])[0], history
 
 
