@@ -27,7 +27,7 @@ from bochner.experiments.zoo import MODELS, build
 from bochner.models import Model
 from bochner.posteriors.laplace import Laplace
 from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive
-from bochner.training import Recipe, fit_stacks, sgd
+from bochner.training import Recipe, fit_stacks, sgd, tf32
 
 Row = dict[str, Any]
 
@@ -213,7 +213,7 @@ class _Sweep:
         x = torch.cat([data.x[check_rows], noise.to(data.x).expand(self.count, -1, -1)], 1)
         posterior = self._published(nets, fit_rows)
         cut, scores = check_rows.shape[1], []
-        draws = list(posterior.outputs(x, scales=config.scales, num=config.grid_draws))
+        draws = self._draws(posterior, x, config.scales, config.grid_draws)
         for i in range(len(config.scales)):
             prediction = self._mixture([d[i] for d in draws], posterior)
             each = self._scale_scores(prediction, data.y[check_rows], cut)
@@ -237,6 +237,10 @@ class _Sweep:
         seeds = self.seeds.to(self.data.x.device)
         return PublishedLaplace(nets, self.data.x[first], self.data.y[first], num_data=rows.shape[1], seeds=seeds)
 
+    def _draws(self, posterior: PublishedLaplace, x: Tensor, scales: Sequence[float], num: int) -> list[Tensor]:
+        with tf32(x.is_cuda):  # as in training
+            return list(posterior.outputs(x, scales=scales, num=num))
+
     def _mixture(self, outputs: list[Tensor], posterior: PublishedLaplace) -> Predictive:
         if self.data.classes is None:
             return GaussianPredictive.from_samples(torch.stack(outputs), posterior.noise)
@@ -251,7 +255,7 @@ class _Sweep:
         x, y = data.x[data.test], data.y[data.test]
         if config.protocol == "paper":
             posterior = self._published(nets, data.train)
-            draws = posterior.outputs(x, scales=[tuned], num=config.draws)
+            draws = self._draws(posterior, x, [tuned], config.draws)
             prediction = self._mixture([d[0] for d in draws], posterior)
         else:
             generator = torch.Generator().manual_seed(config.seed)
