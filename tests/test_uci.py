@@ -385,6 +385,8 @@ def test_jobs():
         ("concrete", ["relu"]),
         ("boston", ["relu", "rbf-sin"]),
     ]
+    swag = Config.swag(experiment="uci-classification", device="cuda")
+    assert units(swag, {"adult": ["relu", "rbf-sin"]}) == [("adult", ["relu"]), ("adult", ["rbf-sin"])]
 
 
 SCRIPT = """

@@ -92,9 +92,8 @@ def stack_size(model: Model, batch_size: int) -> int:
     """How many networks like this one train best as one stack.
 
     On CUDA as many as fit: parameters, gradients, momenta and the copy to fall back on, and each row's activations forward and
-    backward; but no tensor of more than three quarters of a GiB: 640 of the paper's networks step a third faster as four stacks
-    than as one on an H200. On a CPU five: enough to hide the interpreter, few enough that arrays of a million weights are not
-    given back to the system.
+    backward; but no tensor of more than three quarters of a GiB, beyond which a stack is no faster and only takes memory. On a CPU
+    five: enough to hide the interpreter, few enough that arrays of a million weights are not given back to the system.
     """
     if not model.layer.weight.is_cuda:
         return 5

@@ -36,11 +36,11 @@ def pending(config: Config, sets: Sequence[str], models: Sequence[str], have: Se
 
 
 def units(config: Config, left: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
-    """Jobs: a set with all its models where they train as one stack, on a GPU; one model at a time on a CPU.
+    """Jobs: a set with all its models where they train as one stack, by KFAC on a GPU; one model at a time elsewhere.
 
     The larger sets, which the tables have last, come first, so that several workers end together.
     """
-    if config.device.startswith("cuda"):
+    if config.device.startswith("cuda") and config.posterior == "kfac":
         return list(reversed(left.items()))
     return [(name, [model]) for name, models in left.items() for model in models]
 
