@@ -57,7 +57,7 @@ def main() -> None:
     first = [build(n, args.inputs, None, seed=0, **shape).to(args.device) for n in names]
     stack = [copy.deepcopy(m) for m in first for _ in range(args.copies)]
     rates = [r for _ in first for r in sorted([5e-5, 1e-4, 5e-4, 1e-3] * (args.copies // 4 + 1))[: args.copies]]
-    rows, steps = 10 * args.batch, 50
+    rows, steps = 10 * args.batch, 300
     x = torch.randn(rows, args.inputs, device=args.device)
     y = torch.randn(rows, 1, device=args.device)
 

@@ -44,7 +44,7 @@ def swag_rows(config: Any, data: Data, name: str, batch: int) -> list[Row]:
         posterior = Swag(
             nets, data.x, data.y, lr=rate, epochs=config.swag_epochs, rank=20, batch_size=batch, seed=seeds, rows=rows
         )
-        generator = torch.Generator().manual_seed(config.seed)
+        generator = torch.Generator(config.device).manual_seed(config.seed)
         return posterior.predict(data.x[where], draws, own=True, generator=generator)
 
     trained = [copy.deepcopy(m) for m in first]

@@ -19,7 +19,7 @@ from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.predictive import Predictive
-from bochner.training import Recipe, fit_map
+from bochner.training import Recipe, fit_map, sgd
 from bochner.validation import as_stack
 
 
@@ -75,7 +75,7 @@ class Swag:
         ]
         for p in held:
             p.requires_grad_(False)
-        recipe = Recipe(epochs, batch_size, lambda groups: torch.optim.SGD(groups, momentum=0.9), lr)
+        recipe = Recipe(epochs, batch_size, sgd, lr)
         try:
             self.fit = fit_map(models, x, y, recipe, seed=seed, rows=rows, after_epoch=self._collect, progress=progress)
         finally:
