@@ -424,7 +424,9 @@ def test_scikit_learn_takes_the_options_it_is_given(tmp_path, monkeypatch):
 
 
 def test_a_set_that_openml_lacks_is_to_be_put_by_hand(tmp_path):
-    with pytest.raises(ValueError, match=rf"'banana' is not on OpenML; put banana.csv into {tmp_path} by hand"):
+    with pytest.raises(
+        ValueError, match=rf"'banana' is not fetched from OpenML; put banana.csv into {tmp_path} by hand"
+    ):
         fetch("banana", tmp_path)
 
 

@@ -167,25 +167,60 @@ def _run_uci(
     console.print(f"Rows: {path}. Tables: bochner report {out}", soft_wrap=True)
 
 
+def _run_rotation(name: str, out: Path, seed: int, protocol: str, models: str | None, device: str) -> None:
+    """Makes the missing rows of a rotation experiment, network by network, then its table and figures."""
+    from dataclasses import replace
+
+    from bochner.datasets import load_images
+    from bochner.experiments.rotation import EXPERIMENTS, NETWORKS, key, run_network
+    from bochner.experiments.rows import add_rows, read_rows
+    from bochner.experiments.uci import PROTOCOLS
+
+    _word(protocol, PROTOCOLS, "protocol")
+    config = replace(EXPERIMENTS[name], protocol=protocol, seed=seed, device=_device(device))
+    chosen = _words(models, NETWORKS, "models")
+    load_images(config.images)
+    path = _folder(out) / f"{name}.jsonl"
+    have = {(row["protocol"], row["model"], row["seed"]) for row in read_rows(path)}
+    for network in chosen:
+        if (protocol, network, seed) not in have:
+            rows = run_network(config, network, progress=console.is_terminal)
+            add_rows(path, rows, key)
+            console.print(f"{network:<12} {rows[0]['seconds']:5.1f} s   {path}", soft_wrap=True)
+    report(out)
+
+
+def _run_ood(out: Path, seed: int, head: str, device: str) -> None:
+    """Makes the missing rows of CIFAR-10 against other sets, under both protocols, then their table and figures."""
+    from bochner.experiments.ood import HEADS, Config, run
+
+    _word(head, HEADS, "head")
+    config = Config(seed=seed, device=_device(device), head=head)
+    path = _folder(out) / "cifar-ood.jsonl"
+    run(config, path, progress=console.is_terminal, report=lambda line: console.print(line, soft_wrap=True))
+    report(out)
+
+
 @app.command()
 def run(
     names: Annotated[
         list[str],
         typer.Argument(
             help="activations, covariances, gram, mixture, gram-error, extrapolation; banana, banana-width, toy-1d; "
-            "uci-regression, uci-classification."
+            "uci-regression, uci-classification; rotated-digits, rotated-mnist, cifar-ood."
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder for rows and figures; results/KIND by default.")] = None,
     seed: Seed = 0,
-    protocol: Annotated[str, typer.Option(help="UCI: 'bochner', or 'paper' as the published code did it.")] = "bochner",
+    protocol: Annotated[str, typer.Option(help="UCI, rotated: 'bochner', or 'paper' as the code did it.")] = "bochner",
     posterior: Annotated[str, typer.Option(help="UCI: 'kfac' or, for classes, 'swag'.")] = "kfac",
     sets: Annotated[str | None, typer.Option(help="UCI: data sets, comma-separated; all by default.")] = None,
-    models: Annotated[str | None, typer.Option(help="UCI: models, comma-separated; all 16 by default.")] = None,
+    models: Annotated[str | None, typer.Option(help="UCI, rotated: models, comma-separated; all by default.")] = None,
     folds: Annotated[str | None, typer.Option(help="UCI: folds 0 to 9, comma-separated; all by default.")] = None,
-    device: Annotated[str, typer.Option(help="UCI: 'auto', 'cpu' or 'cuda'.")] = "auto",
+    device: Annotated[str, typer.Option(help="UCI, images: 'auto', 'cpu' or 'cuda'.")] = "auto",
     engine: Annotated[str, typer.Option(help="UCI: 'local', 'ray' or 'dask'.")] = "local",
     workers: Annotated[int, typer.Option(help="UCI: jobs at a time.", min=1)] = 1,
+    head: Annotated[str, typer.Option(help="CIFAR: 'text' (512 units) or 'code' (2,000 behind 25).")] = "text",
 ) -> None:
     """Runs experiments of the paper: rows and figures. What is there already is not made again.
 
@@ -193,12 +228,13 @@ def run(
         bochner run gram gram-error --out results/theory
         bochner run uci-regression --protocol paper --sets boston --models rbf-sin,relu
     """
+    from bochner.experiments.rotation import EXPERIMENTS as ROTATIONS
     from bochner.experiments.theory import EXPERIMENTS
     from bochner.experiments.toys import EXPERIMENTS as TOYS
     from bochner.experiments.uci import SETS
 
     for name in names:
-        if name not in (known := [*EXPERIMENTS, *TOYS, *SETS]):
+        if name not in (known := [*EXPERIMENTS, *TOYS, *SETS, *ROTATIONS, "cifar-ood"]):
             raise typer.BadParameter(unknown("names", name, known))
     try:
         if theory := [name for name in names if name in EXPERIMENTS]:
@@ -208,6 +244,10 @@ def run(
         for name in (name for name in names if name in SETS):
             options: Any = {"folds": folds, "device": device, "engine": engine, "workers": workers}
             _run_uci(name, out or Path("results/uci"), seed, protocol, posterior, sets, models, **options)
+        for name in (name for name in names if name in ROTATIONS):
+            _run_rotation(name, out or Path("results/images"), seed, protocol, models, device)
+        if "cifar-ood" in names:
+            _run_ood(out or Path("results/images"), seed, head, device)
     except (FileNotFoundError, ValueError) as error:
         console.print(str(error), style="red", soft_wrap=True)
         raise typer.Exit(1) from error
@@ -215,31 +255,29 @@ def run(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="Folder with rows of UCI experiments.")] = Path("results/uci"),
-    out: Annotated[Path | None, typer.Option(help="Where tables go; the same folder by default.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder with rows.")] = Path("results/uci"),
+    out: Annotated[Path | None, typer.Option(help="Where tables and figures go; the same folder by default.")] = None,
 ) -> None:
-    """Turns rows into the paper's tables, ours beside the paper's: tables.md and tables.tex. Never trains.
+    """Turns rows into the paper's tables and figures, ours beside the paper's. Never trains.
 
     Example: bochner report results/uci
     """
-    from bochner.experiments.rows import read_rows, write_text
-    from bochner.reports.tables import comparison, latex, markdown
+    tables = sorted(folder.glob("uci-*.jsonl"))
+    images = [*folder.glob("rotated-*.jsonl"), *folder.glob("cifar-ood.jsonl")]
+    if not tables and not images:
+        kinds = "uci-*.jsonl, rotated-*.jsonl, cifar-ood.jsonl"
+        raise typer.BadParameter(f"There are no rows in {folder} (files {kinds}); make some with bochner run.")
+    from bochner.reports import images as image_reports
+    from bochner.reports import tables as table_reports
 
-    files = sorted(folder.glob("uci-*.jsonl"))
-    if not files:
-        raise typer.BadParameter(f"There are no rows in {folder} (files uci-*.jsonl); make some with bochner run.")
+    target = _folder(out or folder)
     try:
-        rows = [row for file in files for row in read_rows(file)]
-        text, source = markdown(rows), latex(rows)
-        if {"paper", "bochner"} <= {row["protocol"] for row in rows}:
-            text += "\n" + comparison(rows)
+        written = table_reports.write(tables, target) if tables else []
+        written += image_reports.write(folder, target) if images else []
     except ValueError as error:
         console.print(f"The rows in {folder} cannot be used: {error}", style="red", soft_wrap=True)
         raise typer.Exit(1) from error
-    target = _folder(out or folder)
-    write_text(target / "tables.md", text)
-    write_text(target / "tables.tex", source)
-    console.print(f"{target / 'tables.md'}   {target / 'tables.tex'}", soft_wrap=True)
+    console.print("   ".join(str(path) for path in written), soft_wrap=True)
 
 
 @app.command()
@@ -271,11 +309,11 @@ app.add_typer(data, name="data")
 
 def _data_names(names: list[str]) -> list[str]:
     """The names, after a look at every one, so that a misspelt one stops the command before any work."""
-    from bochner.datasets import NAMES
+    from bochner.datasets import IMAGES, NAMES
 
     for name in names:
-        if name not in NAMES:
-            raise typer.BadParameter(unknown("names", name, NAMES))
+        if name not in (known := [*NAMES, *IMAGES]):
+            raise typer.BadParameter(unknown("names", name, known))
     return names
 
 
@@ -301,10 +339,10 @@ def check_data(
     names: Annotated[list[str] | None, typer.Argument(help="Data sets; all of them by default.")] = None,
 ) -> None:
     """Verifies files against their known sums. Exit status 1: one is damaged, or a named one is missing."""
-    from bochner.datasets import NAMES, check
+    from bochner.datasets import IMAGES, NAMES, check
 
     failed = False
-    for name in _data_names(names or list(NAMES)):
+    for name in _data_names(names or [*NAMES, *IMAGES]):
         found = check(name)
         console.print(f"{name:<17} {found.status:<9} {found.message}", soft_wrap=True, markup=False)
         failed |= found.status == "bad" or (found.status == "missing" and bool(names))

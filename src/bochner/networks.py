@@ -61,3 +61,131 @@ def mlp(
     if dropout and layers:
         layers.append(SeededDropout(dropout, in_features))
     return nn.Sequential(*layers, linear(in_features, hidden[-1], generator=generator))
+
+
+def conv(
+    in_features: int,
+    out_features: int,
+    kernel: int,
+    *,
+    padding: int = 0,
+    bias: bool = True,
+    generator: torch.Generator | None = None,
+) -> nn.Conv2d:
+    """A square ``nn.Conv2d`` with torch's usual initial distribution, drawn from an explicit generator."""
+    layer = skip_init(nn.Conv2d, in_features, out_features, kernel, padding=padding, bias=bias)
+    bound = (in_features * kernel**2) ** -0.5
+    for parameter in layer.parameters():
+        nn.init.uniform_(parameter, -bound, bound, generator=generator)
+    return layer  # pyright: ignore[reportReturnType]
+
+
+def digit_net(
+    side: int, out_features: int = 25, *, dropout: float = 0.1, generator: torch.Generator | None = None
+) -> nn.Sequential:
+    """Convolutional extractor of the paper's MNIST networks, for grey images (n, 1, side, side).
+
+    Two 3×3 convolutions with 32 and 64 channels, each with a ReLU; 2×2 maximum pooling, dropout, and a linear layer without an
+    activation. The paper does not say where it pools.
+    """
+    if side < 6:
+        raise ValueError(f"The side parameter must be at least 6, got {side} instead.")
+    width = 64 * ((side - 4) // 2) ** 2
+    return nn.Sequential(
+        conv(1, 32, 3, generator=generator),
+        nn.ReLU(),
+        conv(32, 64, 3, generator=generator),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        SeededDropout(dropout, width),
+        linear(width, out_features, generator=generator),
+    )
+
+
+def _unit(in_features: int, out_features: int, kernel: int, generator: torch.Generator | None = None) -> nn.Sequential:
+    """Convolution, BatchNorm, ReLU."""
+    layer = conv(in_features, out_features, kernel, padding=kernel // 2, bias=False, generator=generator)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu", generator=generator)
+    return nn.Sequential(layer, nn.BatchNorm2d(out_features), nn.ReLU(inplace=True))
+
+
+class Inception(nn.Module):
+    """A block of GoogLeNet: four branches side by side.
+
+    Args:
+        in_features: Channels that come in.
+        one: Channels of the 1×1 branch.
+        three: Channels of the 3×3 branch, reduced and final.
+        five: The same of the branch with the wider view: two 3×3 convolutions, which see 5×5.
+        pool: Channels of the pooling branch.
+        generator: Source of randomness.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        one: int,
+        three: tuple[int, int],
+        five: tuple[int, int],
+        pool: int,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.out_features = one + three[1] + five[1] + pool
+        self.branches = nn.ModuleList(
+            [
+                _unit(in_features, one, 1, generator),
+                nn.Sequential(_unit(in_features, three[0], 1, generator), _unit(*three, 3, generator)),
+                nn.Sequential(
+                    _unit(in_features, five[0], 1, generator),
+                    _unit(*five, 3, generator),
+                    _unit(five[1], five[1], 3, generator),
+                ),
+                nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), _unit(in_features, pool, 1, generator)),
+            ]
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Branches joined along the channels."""
+        return torch.cat([branch(x) for branch in self.branches], 1)
+
+
+def googlenet(*, width: int = 1, generator: torch.Generator | None = None) -> nn.Sequential:
+    """GoogLeNet for 32×32 colour images, without its last linear layer: (n, 3, 32, 32) to (n, 1024).
+
+    The table of blocks is Szegedy et al.'s (2015); as is usual for small images the stem is one 3×3 convolution, nothing is
+    pooled before the first block, and convolutions carry BatchNorm. ``width`` divides every number of channels, for tests.
+    """
+    blocks: list[tuple[int, tuple[int, int], tuple[int, int], int] | None] = [
+        (64, (96, 128), (16, 32), 32),
+        (128, (128, 192), (32, 96), 64),
+        None,
+        (192, (96, 208), (16, 48), 64),
+        (160, (112, 224), (24, 64), 64),
+        (128, (128, 256), (24, 64), 64),
+        (112, (144, 288), (32, 64), 64),
+        (256, (160, 320), (32, 128), 128),
+        None,
+        (256, (160, 320), (32, 128), 128),
+        (384, (192, 384), (48, 128), 128),
+    ]
+    channels = 192 // width
+    layers: list[nn.Module] = [_unit(3, channels, 3, generator)]
+    for block in blocks:
+        if block is None:
+            layers.append(nn.MaxPool2d(3, stride=2, padding=1))
+            continue
+        one, three, five, pool = block
+        inception = Inception(
+            channels,
+            one // width,
+            (three[0] // width, three[1] // width),
+            (five[0] // width, five[1] // width),
+            pool // width,
+            generator=generator,
+        )
+        layers.append(inception)
+        channels = inception.out_features
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())

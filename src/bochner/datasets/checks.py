@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 
 from bochner.datasets.builtin import BUILT_IN
-from bochner.datasets.loading import check_name, data_folder, is_there, read_table
-from bochner.datasets.tables import TABLES
+from bochner.datasets.images import IMAGES, image_sum, read_images
+from bochner.datasets.loading import NAMES, check_name, read_table
+from bochner.datasets.tables import TABLES, data_folder, is_there
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,28 @@ def _is_as_fetched(path: Path, digest: str) -> bool:
     return beside.is_file() and beside.read_text(errors="replace").split()[:1] == [digest]
 
 
+def _check_images(name: str, path: Path) -> Check:
+    """As `check`, for a set of images: its arrays are what counts, not how they are packed."""
+    if not is_there(path):
+        return Check(name, "missing", f"{path.name} is not in {path.parent}")
+    try:
+        same = image_sum(read_images(name, path)) == IMAGES[name].content
+    except ValueError as error:
+        return Check(name, "bad", f"{path} is damaged: {error}; delete it and copy it again")
+    if same:
+        return Check(name, "ok", str(path))
+    return Check(name, "bad", f"{path} does not hold the known images, so some of it has changed; copy it again")
+
+
 def check(name: str, folder: Path | None = None) -> Check:
     """Verifies a data set's file: its bytes, shapes and values.
 
     A file is good if its bytes are the known ones and, where they may be packed differently (covtype), if the loaded
     arrays are. A file that `fetch` wrote must have the bytes that it wrote.
     """
-    check_name(name)
+    check_name(name, (*NAMES, *IMAGES))
+    if name in IMAGES:
+        return _check_images(name, data_folder(folder) / IMAGES[name].file)
     if name in BUILT_IN:
         return Check(name, "built in", "needs no file")
     table, path = TABLES[name], data_folder(folder) / TABLES[name].file

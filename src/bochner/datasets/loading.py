@@ -1,7 +1,8 @@
 """Loading a data set by name, and the paper's folds."""
 
-import os
+import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import numpy as np
 
 from bochner.activations import unknown
 from bochner.datasets.builtin import BUILT_IN
-from bochner.datasets.tables import TABLES, Arrays, Table
+from bochner.datasets.images import IMAGES
+from bochner.datasets.tables import TABLES, Arrays, Table, data_folder, is_there
 
-NAMES = (*TABLES, *BUILT_IN)
+NAMES = (*TABLES, *BUILT_IN)  # what `load` reads; images are for `load_images`
 
 
 @dataclass(frozen=True)
@@ -44,28 +46,10 @@ class Summary:
     where: str
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, known: Sequence[str] = NAMES) -> None:
     """Raises a ValueError with the nearest known name if there is no such data set."""
-    if name not in NAMES:
-        raise ValueError(unknown("name", name, NAMES))
-
-
-def data_folder(folder: Path | None = None) -> Path:
-    """The folder of the files: the one given, else that in BOCHNER_DATA, else a cache folder of the user's."""
-    if folder is not None:
-        return Path(folder)
-    if given := os.environ.get("BOCHNER_DATA"):
-        return Path(given).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "bochner"
-
-
-def is_there(path: Path) -> bool:
-    """Whether a file is there; one in a folder that may not be looked into is not."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
+    if name not in known:
+        raise ValueError(unknown("name", name, known))
 
 
 def read_table(table: Table, path: Path) -> Arrays:
@@ -123,10 +107,15 @@ def load(name: str, folder: Path | None = None) -> Dataset:
 
 def summaries(folder: Path | None = None) -> list[Summary]:
     """One line about every data set; no file is opened."""
-    lines = []
-    for name, table in TABLES.items():
-        where = table.file if is_there(data_folder(folder) / table.file) else "missing"
-        lines.append(Summary(name, table.rows, table.inputs, table.classes, where))
+
+    def where(file: str) -> str:
+        return file if is_there(data_folder(folder) / file) else "missing"
+
+    lines = [Summary(name, t.rows, t.inputs, t.classes, where(t.file)) for name, t in TABLES.items()]
+    for name, images in IMAGES.items():
+        rows = sum(shape[0] for part, shape in images.shapes.items() if part.startswith("x_"))
+        inputs = math.prod(images.shapes["x_test"][1:])
+        lines.append(Summary(name, rows, inputs, images.classes, where(images.file)))
     return lines + [Summary(name, b.rows, b.inputs, b.classes, "built in") for name, b in BUILT_IN.items()]
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from bochner.datasets.builtin import BUILT_IN
 from bochner.datasets.checks import Check, check, file_sum, sum_path
-from bochner.datasets.loading import check_name, data_folder, read_table
-from bochner.datasets.tables import AIRFOIL, CELLS, TABLES
+from bochner.datasets.images import IMAGES
+from bochner.datasets.loading import NAMES, check_name, read_table
+from bochner.datasets.tables import AIRFOIL, CELLS, TABLES, data_folder
 
 # The number of each set on OpenML. Its banana set (1460) has 5,300 other points: the paper's 400 are not there.
 IDS = {
@@ -144,14 +145,15 @@ def fetch(name: str, folder: Path | None = None) -> Check:
         ValueError: If there is no such set, OpenML does not have it, or what came is not that set.
         OSError: If OpenML cannot be reached or the folder cannot be written to.
     """
-    check_name(name)
+    check_name(name, (*NAMES, *IMAGES))
     found = check(name, folder)
     if name in BUILT_IN or found.status in ("ok", "differs"):
         return found
-    table, path = TABLES[name], data_folder(folder) / TABLES[name].file
-    by_hand = f"put {table.file} into {path.parent} by hand, or set BOCHNER_DATA to a folder that has it"
+    path = data_folder(folder) / {**TABLES, **IMAGES}[name].file
+    by_hand = f"put {path.name} into {path.parent} by hand, or set BOCHNER_DATA to a folder that has it"
     if name not in IDS:
-        raise ValueError(f"The data set '{name}' is not on OpenML; {by_hand}.")
+        raise ValueError(f"The data set '{name}' is not fetched from OpenML; {by_hand}.")
+    table = TABLES[name]
     try:
         bunch = _download(IDS[name])
     except (OSError, ValueError, HTTPException) as error:

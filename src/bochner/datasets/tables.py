@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,24 @@ from pathlib import Path
 import numpy as np
 
 Arrays = tuple[np.ndarray, np.ndarray, tuple[str, ...]]
+
+
+def data_folder(folder: Path | None = None) -> Path:
+    """The folder of the files: the one given, else that in BOCHNER_DATA, else a cache folder of the user's."""
+    if folder is not None:
+        return Path(folder)
+    if given := os.environ.get("BOCHNER_DATA"):
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "bochner"
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is there; one in a folder that may not be looked into is not."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class PublishedLaplace:
         """
         # The rows are repeated for every scale: one tall product in place of several.
         shrink = torch.tensor([scale / self.num_data for scale in scales], dtype=x.dtype, device=x.device)
-        tall = x.repeat(1, len(scales), 1)
+        tall = x.repeat(1, len(scales), *[1] * (x.ndim - 2))
         every = self.parameters | self.buffers
         # A GPU takes all networks at once; a CPU a few thousand rows at a time, whose activations stay in its cache.
         size = len(x) if x.is_cuda else max(1, 2000 // tall.shape[1])
@@ -157,12 +157,17 @@ class PublishedLaplace:
         for tap, (a, b), z in zip(self.layers, roots, noise, strict=True):
 
             def hear(_: nn.Module, args: tuple[Tensor, ...], tap: Tap = tap) -> None:
-                rows[tap.name] = tap.rows(args[0])[:, 0]
+                rows[tap.name] = tap.rows(args[0]).flatten(0, 1)
 
             def move(
                 _: nn.Module, __: Any, f: Tensor, tap: Tap = tap, a: Tensor = a, b: Tensor = b, z: Tensor = z
             ) -> Tensor:
-                return f + _change(tap, rows[tap.name], a, b, z, shrink)
+                moved = _change(tap, rows[tap.name], a, b, z, shrink)
+                if isinstance(
+                    tap.module, nn.Conv2d
+                ):  # (images · positions, channels) to (images, channels, height, width)
+                    moved = moved.unflatten(0, (len(f), -1)).mT
+                return f + moved.reshape(f.shape)
 
             handles += [tap.module.register_forward_pre_hook(hear), tap.nudged.register_forward_hook(move)]
         try:

@@ -4,14 +4,17 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
+
+Row = dict[str, Any]
 
 
-def provenance(device: str = "cpu") -> dict[str, Any]:
+def provenance(device: str = "cpu") -> Row:
     """Commit, versions and hardware, for every row."""
     import bochner
 
@@ -50,7 +53,7 @@ def _commit() -> str | None:
         return None
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[Row]:
     """All rows of a file; none where there is no file. A last line cut short by a crash is left out."""
     if not path.exists():
         return []
@@ -65,9 +68,23 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Replaces a file of rows as a whole: the old one or the new one is there, never half of either."""
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def add_rows(path: Path, found: Iterable[Row], key: Callable[[Row], tuple[Any, ...]]) -> list[Row]:
+    """Puts rows into a file that other runs may be writing to as well; a row with the key of an old one replaces it.
+
+    Returns:
+        All rows, in the order of their keys.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{path}.lock"):
+        rows = {key(row): row for row in [*read_rows(path), *found]}
+        ordered = [rows[each] for each in sorted(rows)]
+        write_rows(path, ordered)
+    return ordered
 
 
 def write_text(path: Path, text: str) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import joblib
 import torch
-from filelock import FileLock
 
 from bochner.activations import unknown
-from bochner.experiments.rows import read_rows, write_rows
+from bochner.experiments.rows import add_rows, read_rows
 from bochner.experiments.uci import Config, run_set
 
 Row = dict[str, Any]
@@ -84,22 +83,12 @@ def sweep(
         for name, some in jobs
     ]
     for number, found in enumerate(_results(calls, engine, workers), start=1):
-        rows = _add(path, found)
+        rows = add_rows(path, found, _key)
         first = found[0]
         names = ", ".join(dict.fromkeys(row["model"] for row in found))
         total = first["seconds"] * len({row["model"] for row in found})
         report(f"[{number}/{len(jobs)}] {first['set']}: {names}  {total:.1f} s")
     return rows
-
-
-def _add(path: Path, found: Sequence[Row]) -> list[Row]:
-    """Puts rows into a file that other sweeps may be writing to as well; a unit that is made again replaces the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{path}.lock"):
-        rows = {_key(row): row for row in [*read_rows(path), *found]}
-        ordered = [rows[key] for key in sorted(rows)]
-        write_rows(path, ordered)
-    return ordered
 
 
 def _results(calls: list[Any], engine: str, workers: int) -> Iterator[list[Row]]:

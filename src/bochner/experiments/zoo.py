@@ -74,7 +74,7 @@ def _extractor(in_features: int, hidden: tuple[int, ...], seed: int) -> nn.Seque
 def build(
     name: str, in_features: int, classes: int | None, *, protocol: str, seed: int, hidden: tuple[int, ...], width: int
 ) -> Model:
-    """The network ``name`` for a data set, with all its initial numbers drawn from ``seed``.
+    """The network ``name`` for a table, with all its initial numbers drawn from ``seed``.
 
     Args:
         name: One of ``MODELS``.
@@ -85,23 +85,37 @@ def build(
         hidden: Widths of the extractor's layers.
         width: Number of units of the model layer.
     """
+    start = 0.2 if protocol == "paper" and classes is None and name != "relu" else 1.0
+    extractor = copy.deepcopy(_extractor(in_features, hidden, seed))
+    return assemble(name, extractor, hidden[-1], classes, protocol=protocol, seed=seed, width=width, lengthscale=start)
+
+
+def assemble(
+    name: str,
+    extractor: nn.Module,
+    features: int,
+    classes: int | None,
+    *,
+    protocol: str,
+    seed: int,
+    width: int,
+    lengthscale: float,
+) -> Model:
+    """The network ``name`` on top of an extractor that gives ``features`` features, its other numbers drawn from ``seed``."""
     if name not in MODELS:
         raise ValueError(unknown("models", name, MODELS))
     kernel, wave = MODELS[name]
     spectrum, sigma = spectra.resolve(kernel), activation(wave, protocol)
     generator = torch.Generator().manual_seed(seed)
-    extractor = copy.deepcopy(_extractor(in_features, hidden, seed))
     likelihood = Gaussian() if classes is None else Categorical()
+    common: Any = {"activation": sigma, "generator": generator}
     if protocol == "bochner":
-        layer = StationaryLayer(hidden[-1], width, kernel=spectrum, activation=sigma, generator=generator)
+        layer = StationaryLayer(features, width, kernel=spectrum, lengthscale=lengthscale, **common)
         return Model(layer, classes or 1, likelihood, extractor=extractor, generator=generator)
     if isinstance(spectrum, Matern):
         spectrum = Matern(spectrum.nu, product=True)
-    multiplier = 5.0 if classes is None and name != "relu" else 1.0
-    layer = PublishedLayer(
-        hidden[-1], width, multiplier=multiplier, kernel=spectrum, activation=sigma, generator=generator
-    )
+    layer = PublishedLayer(features, width, multiplier=1 / lengthscale, kernel=spectrum, **common)
     if classes is None:
         likelihood = PublishedGaussian()
     options: Any = {"extractor_precision": 2.0, "output_bias": True, "generator": generator}
-    return PublishedModel(layer, classes or 1, likelihood, extractor=nn.Sequential(*extractor, nn.ReLU()), **options)
+    return PublishedModel(layer, classes or 1, likelihood, extractor=nn.Sequential(*extractor, nn.ReLU()), **options)  # pyright: ignore[reportGeneralTypeIssues]

@@ -3,17 +3,22 @@
 import json
 import math
 from collections.abc import Iterable
-from importlib.resources import files
+from importlib.resources import files as resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from bochner.experiments.rows import read_rows, write_text
 
 Row = dict[str, Any]
 Units = dict[tuple[int, int], Row]  # (fold, seed) -> row
 Table = list[list[str]]  # the header, then the lines
 
 # The paper's values: experiment, posterior, set, model, metric, then mean and standard deviation or None.
-PAPER: dict[str, Any] = json.loads(files("bochner.reports").joinpath("paper_tables.json").read_text(encoding="utf-8"))
+PAPER: dict[str, Any] = json.loads(
+    resources("bochner.reports").joinpath("paper_tables.json").read_text(encoding="utf-8")
+)
 METRICS = {"uci-regression": ("nlpd", "rmse"), "uci-classification": ("nlpd", "accuracy", "auc")}
 TITLES = {"nlpd": "NLPD", "rmse": "RMSE", "accuracy": "ACC", "auc": "AUC"}
 FOLDS = 10
@@ -248,3 +253,15 @@ def comparison(rows: Iterable[Row]) -> str:
         count = f"Protocol bochner has the lower NLPD in {sum(lower for _, lower in lines)} of {len(lines)} cells."
         parts += [f"## {title}", count, _markdown_table([header, *(line for line, _ in lines)])]
     return "\n\n".join(parts) + "\n"
+
+
+def write(paths: Iterable[Path], target: Path) -> list[Path]:
+    """Writes tables.md and tables.tex from files of rows; returns their paths."""
+    rows = [row for path in paths for row in read_rows(path)]
+    text, source = markdown(rows), latex(rows)
+    if {"paper", "bochner"} <= {row["protocol"] for row in rows}:
+        text += "\n" + comparison(rows)
+    files = {target / "tables.md": text, target / "tables.tex": source}
+    for path, content in files.items():
+        write_text(path, content)
+    return list(files)

@@ -1,0 +1,388 @@
+"""CIFAR-10 against CIFAR-100 and SVHN: what networks trained on the first make of the other two.
+
+One GoogLeNet, trained here, gives the features; they are computed once. On them, for five models: SWAG as in the paper, scored as
+its code does ("paper": BatchNorm statistics of the set that is scored, twice SWAG's covariance, no low-rank part outside) and as it
+should be ("bochner"); and a closed-form posterior of the output layer, which needs no training but a choice of lengthscale and
+amplitude. Beside them what people compare with: maximum probability, energy, and an ensemble of heads.
+
+5,000 training images are held out of everything, to choose the learning rate of SWAG (the paper uses the test set) and the
+hyperparameters of the closed form.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bochner import metrics
+from bochner.datasets import data_folder, load_images
+from bochner.experiments.pretraining import CLASSES, Pictures, Schedule, features, pretrained
+from bochner.experiments.rows import Row, add_rows, provenance, read_rows
+from bochner.experiments.zoo import assemble
+from bochner.models import Model
+from bochner.posteriors.closed_form import ClosedFormClassifier
+from bochner.posteriors.mixture import drawn_outputs
+from bochner.posteriors.swag import DivergedError, Swag, tune_learning_rate
+from bochner.predictive import CategoricalPredictive
+from bochner.training import Recipe, adam, fit_map
+
+NETWORKS = ("relu", "local-rbf", "rbf-sin", "local-matern32", "matern32-sin")
+OUTSIDE = ("cifar100", "svhn-1083")
+HEADS = ("text", "code")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings; those of training and SWAG are the paper's.
+
+    Attributes:
+        seed: Seed of every draw.
+        device: Where to compute.
+        head: "text" for a model layer of 512 units on the features, as the paper says; "code" for 2,000 behind a fixed random
+            projection to 25, as its code has it.
+        schedule: How GoogLeNet is trained.
+        held_out: Training images that only choose hyperparameters.
+        epochs: Epochs of Adam.
+        batch_size: Images in a minibatch.
+        swag_epochs: Epochs from which SWAG is collected.
+        rank: Deviations that it keeps.
+        trials: Learning rates that are tried for it.
+        draws: Posterior samples.
+        closed_width: Units of the closed form.
+        lengthscales: Those tried for it, in units of the median distance between features.
+        amplitudes: Prior standard deviations tried for it.
+        search_width: Units while they are tried.
+        members: Heads in the ensemble.
+    """
+
+    seed: int = 0
+    device: str = "cpu"
+    head: str = "text"
+    schedule: Schedule = field(default_factory=Schedule)
+    held_out: int = 5000
+    epochs: int = 20
+    batch_size: int = 128
+    swag_epochs: int = 40
+    rank: int = 20
+    trials: int = 12
+    draws: int = 30
+    closed_width: int = 4000
+    lengthscales: tuple[float, ...] = (0.125, 0.25, 0.5, 1.0, 2.0)
+    amplitudes: tuple[float, ...] = (1.0, 3.0, 10.0)
+    search_width: int = 500
+    members: int = 5
+
+    @property
+    def width(self) -> int:
+        """Units of the model layer."""
+        return 512 if self.head == "text" else 2000
+
+    @property
+    def weights(self) -> Path:
+        """File of the trained GoogLeNet, in the data folder."""
+        return data_folder() / f"googlenet-cifar10-{self.seed}.safetensors"
+
+
+class Features:
+    """Features of all images, each computed once: with the training set's BatchNorm, and of sets outside with their own too."""
+
+    def __init__(self, config: Config, progress: bool) -> None:
+        data = load_images("cifar10")
+        images = {name: torch.from_numpy(load_images(name).x_test) for name in OUTSIDE}
+        train, labels = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train).long().to(config.device)
+        show = Pictures(train, config.device)
+        cut = len(train) - config.held_out
+        inside = show(torch.from_numpy(data.x_test))
+        truth = torch.from_numpy(data.y_test).long().to(config.device)
+        seen = show(train[:cut])
+        options: Any = {"progress": progress}
+        net, self.notes = pretrained(
+            config.weights, config.schedule, config.seed, seen, labels[:cut], inside, truth, **options
+        )
+        self.labels = {"train": labels[:cut], "held_out": labels[cut:], "cifar10": truth}
+        sets = {"train": seen, "held_out": show(train[cut:]), "cifar10": inside}
+        sets |= {name: show(x) for name, x in images.items()}
+        start = self._now(config.device)
+        self.bochner = {name: features(net, x) for name, x in sets.items()}
+        self.seconds = self._now(config.device) - start
+        self.images = sum(len(x) for x in sets.values())
+        self.paper = self.bochner | {name: features(net, sets[name], statistics_of=sets[name]) for name in OUTSIDE}
+        self.linear = copy.deepcopy(net[1])
+        if config.head == "code":
+            self._project(config.seed)
+
+    @staticmethod
+    def _now(device: str) -> float:
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _project(self, seed: int) -> None:
+        """The fixed projection to 25 of the published code, with its ReLU. The linear head keeps the features."""
+        wide = self.bochner["train"].shape[1]
+        matrix = torch.randn(wide, 25, generator=torch.Generator().manual_seed(seed)) / math.sqrt(wide)
+        self.whole = self.bochner
+        self.bochner, self.paper = (
+            {name: (x @ matrix.to(x)).relu() for name, x in which.items()} for which in (self.bochner, self.paper)
+        )
+
+
+def _head(
+    config: Config, data: Features, name: str, protocol: str, *, seed: int, width: int, lengthscale: float
+) -> Model:
+    size = data.bochner["train"].shape[1]
+    options: Any = {"protocol": protocol, "seed": seed, "width": width, "lengthscale": lengthscale}
+    return assemble(name, nn.Sequential(), size, CLASSES, **options).to(config.device)
+
+
+def _fit(config: Config, data: Features, heads: Model | list[Model], seed: Any) -> None:
+    """Trains heads as the paper's text says."""
+    recipe = Recipe(config.epochs, config.batch_size, adam, 1e-4, 1e-5, tf32=True)
+    fit = fit_map(heads, data.bochner["train"], data.labels["train"], recipe, seed=seed)
+    if bool(fit.diverged.any()):
+        raise DivergedError("Training of a head diverged.")
+
+
+class _Collected:
+    """A head, its SWAG posterior, and the learning rate that the held-out images chose."""
+
+    def __init__(self, config: Config, data: Features, name: str) -> None:
+        self.config = config
+        first = _head(config, data, name, "paper", seed=config.seed, width=config.width, lengthscale=1.0)
+        trained = copy.deepcopy(first)
+        _fit(config, data, trained, config.seed)
+        own, learnt = first.layer.multiplier, trained.layer.multiplier
+        for multiplier in (own, learnt):  # both from here on at what the first training found
+            multiplier.requires_grad_(False)
+        with torch.no_grad():
+            own.copy_(learnt)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        x, y = data.bochner["held_out"], data.labels["held_out"]
+
+        def score(rate: float) -> float:
+            try:
+                swag = self._collect(copy.deepcopy(trained), data, rate)
+            except DivergedError:
+                return math.nan
+            return -float(swag.predict(x, config.draws, generator=self._generator(0)).log_prob(y).mean())
+
+        self.rate, self.tried = tune_learning_rate(score, trials=config.trials, seed=config.seed)
+        _fit(config, data, first, config.seed)
+        self.swag = self._collect(first, data, self.rate)
+
+    def _generator(self, stream: int) -> torch.Generator:
+        return torch.Generator(self.config.device).manual_seed(self.config.seed + stream)
+
+    def _collect(self, head: Model, data: Features, rate: float) -> Swag:
+        config = self.config
+        sizes: Any = {"epochs": config.swag_epochs, "rank": config.rank, "batch_size": config.batch_size}
+        return Swag(head, data.bochner["train"], data.labels["train"], lr=rate, seed=config.seed, **sizes)
+
+    def predict(self, x: Tensor, protocol: str, *, outside: bool) -> Any:
+        """Prediction at features, under a protocol; the published one differs inside and outside the distribution."""
+        if protocol == "bochner":
+            return self.swag.predict(x, self.config.draws, generator=self._generator(1))
+        drawn = published_draws(self.swag, self.config.draws, low_rank=not outside, generator=self._generator(1))
+        outputs = drawn_outputs(self.swag.model.eval(), drawn, self.swag.fixed | self.swag.buffers, x)
+        return CategoricalPredictive.from_logits(outputs[:, 0])
+
+
+@torch.no_grad()
+def published_draws(swag: Swag, num: int, *, low_rank: bool, generator: torch.Generator) -> dict[str, Tensor]:
+    """Draws (num, 1, ...) as the published code has them: with twice SWAG's covariance, or with its diagonal part alone."""
+    drawn = {}
+    low = torch.randn(num, swag.rank, generator=generator, device=generator.device)
+    for name, mean in swag.mean.items():
+        noise = torch.randn((num, *mean.shape), generator=generator, device=generator.device).to(mean)
+        drawn[name] = mean + (swag.scatter[name] / swag.count).sqrt() * noise
+        if low_rank:
+            columns = torch.stack(swag.deviations[name])
+            drawn[name] += torch.einsum("sm,me...->se...", low.to(mean), columns) / math.sqrt(swag.rank - 1)
+    return drawn
+
+
+def _closed_form(config: Config, data: Features, name: str) -> tuple[ClosedFormClassifier, Row]:
+    """Posterior of the output layer on units drawn from the prior, with the choices that the held-out images make."""
+    x, y = data.bochner["train"], data.labels["train"]
+    some = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(config.seed))[:1000].to(x.device)]
+    median = float(torch.pdist(some).median())
+
+    def fit(share: float, amplitude: float, width: int, steps: int) -> ClosedFormClassifier:
+        options: Any = {"seed": config.seed, "width": width, "lengthscale": share * median}
+        head = _head(config, data, name, "bochner", **options)
+        generator = torch.Generator().manual_seed(config.seed)
+        rest: Any = {"amplitude": amplitude, "samples": config.draws, "steps": steps, "generator": generator}
+        return ClosedFormClassifier(head, x, y, full_limit=0, **rest)
+
+    def score(share: float, amplitude: float) -> float:
+        posterior = fit(share, amplitude, config.search_width, 20)
+        return -float(posterior.predict(data.bochner["held_out"]).log_prob(data.labels["held_out"]).mean())
+
+    grid = [(share, amplitude) for share in config.lengthscales for amplitude in config.amplitudes]
+    share, amplitude = min(grid, key=lambda pair: score(*pair))
+    chosen = {"lengthscale": share * median, "median_distance": median, "amplitude": amplitude}
+    return fit(share, amplitude, config.closed_width, 100), chosen | {"width": config.closed_width}
+
+
+SCORES: dict[str, Callable[[Any], Tensor]] = {
+    "entropy": lambda p: p.entropy,
+    "marginal_variance": lambda p: p.marginal_variance,
+}
+
+
+def _numbers(values: Tensor) -> np.ndarray:
+    return values.double().cpu().numpy()
+
+
+def _scored(scores: dict[str, Tensor]) -> list[Row]:
+    """How well a score tells each set outside from CIFAR-10."""
+    inside = _numbers(scores["cifar10"])
+    return [
+        {
+            "outside": name,
+            "auc": metrics.ood_auc(inside, _numbers(scores[name])),
+            "aupr": metrics.ood_aupr(inside, _numbers(scores[name])),
+            "fpr95": metrics.fpr95(inside, _numbers(scores[name])),
+        }
+        for name in OUTSIDE
+    ]
+
+
+def _picture(scores: dict[str, Tensor], entropy: dict[str, Tensor]) -> Row:
+    """What the figure shows: histograms of a score over the sets, and the images of lowest and highest entropy."""
+    values = {name: _numbers(score) for name, score in scores.items()}
+    top = max(float(v.max()) for v in values.values())
+    counts = {name: np.histogram(v, bins=50, range=(0, top))[0].tolist() for name, v in values.items()}
+    order = {name: np.argsort(_numbers(score), kind="stable") for name, score in entropy.items()}
+    ends = {
+        "lowest": {n: o[:10].tolist() for n, o in order.items()},
+        "highest": {n: o[-10:].tolist() for n, o in order.items()},
+    }
+    return {"outside": "histogram", "top": top, "counts": counts, **ends}
+
+
+def _prediction_rows(predictions: dict[str, Any], y: Tensor) -> list[Row]:
+    """Rows of one posterior: for every score, each set outside, and the histogram."""
+    inside = predictions["cifar10"]
+    common = {
+        "accuracy": metrics.accuracy(y.cpu(), inside.probabilities.cpu()),
+        "nlpd": -float(inside.log_prob(y).mean()),
+    }
+    entropy = {name: p.entropy for name, p in predictions.items()}
+    rows = []
+    for score, of in SCORES.items():
+        scores = {name: of(p) for name, p in predictions.items()}
+        rows += [{"score": score, **common, **row} for row in [*_scored(scores), _picture(scores, entropy)]]
+    return rows
+
+
+def _swag_rows(config: Config, data: Features, name: str) -> Iterator[Row]:
+    collected = _Collected(config, data, name)
+    chosen = {"swag_lr": collected.rate, "tried": collected.tried}
+    for protocol, sets in (("paper", data.paper), ("bochner", data.bochner)):
+        predictions = {
+            which: collected.predict(sets[which], protocol, outside=which != "cifar10")
+            for which in ("cifar10", *OUTSIDE)
+        }
+        for row in _prediction_rows(predictions, data.labels["cifar10"]):
+            yield {"protocol": protocol, **row, **chosen}
+
+
+def _closed_form_rows(config: Config, data: Features, name: str) -> Iterator[Row]:
+    posterior, chosen = _closed_form(config, data, name)
+    predictions = {which: posterior.predict(data.bochner[which]) for which in ("cifar10", *OUTSIDE)}
+    for row in _prediction_rows(predictions, data.labels["cifar10"]):
+        yield {"protocol": "bochner", **row, **chosen}
+
+
+def _plain_scores(logits: dict[str, Tensor], y: Tensor) -> Iterator[Row]:
+    """Maximum probability and energy of a network's outputs."""
+    log_p = {name: f.log_softmax(-1) for name, f in logits.items()}
+    inside = log_p["cifar10"]
+    common = {"accuracy": metrics.accuracy(y.cpu(), inside.exp().cpu())}
+    common["nlpd"] = -float(inside.gather(-1, y[:, None]).mean())
+    for score, of in {
+        "max_probability": {name: -p.max(-1).values for name, p in log_p.items()},
+        "energy": {name: -f.logsumexp(-1) for name, f in logits.items()},
+    }.items():
+        yield from ({"protocol": "bochner", "score": score, **common, **row} for row in _scored(of))
+
+
+@torch.no_grad()
+def _plain_rows(config: Config, data: Features, name: str) -> Iterator[Row]:
+    """Baselines: the GoogLeNet's own linear layer, or one trained ReLU head."""
+    sets = ("cifar10", *OUTSIDE)
+    if name == "googlenet":
+        whole = data.bochner if config.head == "text" else data.whole
+        yield from _plain_scores({which: data.linear(whole[which]) for which in sets}, data.labels["cifar10"])
+        return
+    head = _head(config, data, name, "paper", seed=config.seed, width=config.width, lengthscale=1.0)
+    with torch.enable_grad():
+        _fit(config, data, head, config.seed)
+    yield from _plain_scores({which: head(data.bochner[which]) for which in sets}, data.labels["cifar10"])
+
+
+@torch.no_grad()
+def _ensemble_rows(config: Config, data: Features, name: str) -> Iterator[Row]:
+    """An ensemble of heads that differ in their seeds, trained as one stack."""
+    seeds = [config.seed + i for i in range(config.members)]
+    heads = [_head(config, data, name, "paper", seed=s, width=config.width, lengthscale=1.0) for s in seeds]
+    with torch.enable_grad():
+        _fit(config, data, heads, seeds)
+    predictions = {
+        which: CategoricalPredictive.from_logits(head(data.bochner[which]) for head in heads)
+        for which in ("cifar10", *OUTSIDE)
+    }
+    for row in _prediction_rows(predictions, data.labels["cifar10"]):
+        yield {"protocol": "bochner", **row, "members": config.members}
+
+
+METHODS: dict[str, tuple[Callable[[Config, Features, str], Iterator[Row]], tuple[str, ...]]] = {
+    "map": (_plain_rows, ("googlenet", "relu")),
+    "ensemble": (_ensemble_rows, ("relu",)),
+    "closed_form": (_closed_form_rows, NETWORKS),
+    "swag": (_swag_rows, NETWORKS),
+}
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[k] for k in ("head", "protocol", "posterior", "model", "score", "outside", "seed"))
+
+
+def run(
+    config: Config, path: Path, *, progress: bool = False, report: Callable[[str], None] = lambda _: None
+) -> list[Row]:
+    """Makes the rows that are missing from ``path``, one method and model at a time, and returns all of them."""
+    have = {(row["head"], row["posterior"], row["model"], row["seed"]) for row in read_rows(path)}
+    jobs = [(method, name) for method, (_, names) in METHODS.items() for name in names]
+    jobs = [job for job in jobs if (config.head, *job, config.seed) not in have]
+    if not jobs:
+        return read_rows(path)
+    start = time.perf_counter()
+    data = Features(config, progress)
+    extractor = {f"pretrain_{k}": data.notes[k] for k in ("accuracy", "epochs", "seconds")}
+    rate = data.images / data.seconds
+    report(
+        f"GoogLeNet: accuracy {data.notes['accuracy']:.4f}, trained in {data.notes['seconds']:.0f} s; "
+        f"features of {data.images} images at {rate:.0f} images/s; {time.perf_counter() - start:.0f} s until here"
+    )
+    for number, (method, name) in enumerate(jobs, start=1):
+        start = time.perf_counter()
+        common = {
+            "experiment": "cifar-ood",
+            "head": config.head,
+            "posterior": method,
+            "model": name,
+            "seed": config.seed,
+        }
+        found = list(METHODS[method][0](config, data, name))
+        origin: Row = {"seconds": round(time.perf_counter() - start, 2), **extractor, "images_per_second": round(rate)}
+        add_rows(path, [{**common, **row, **origin, **provenance(config.device)} for row in found], _key)
+        report(f"[{number}/{len(jobs)}] {method} {name}  {origin['seconds']:.1f} s")
+    return read_rows(path)

@@ -1,0 +1,215 @@
+"""GoogLeNet on CIFAR-10: trained once, kept outside the repository, and the features that it gives."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.progress import track
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bochner.networks import googlenet, linear
+from bochner.randomness import counter_permutation, counter_uniform
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How GoogLeNet is trained: SGD with Nesterov's momentum 0.9, the rate rising linearly and falling linearly to zero.
+
+    Attributes:
+        epochs: Epochs.
+        batch_size: Images in a minibatch.
+        lr: The largest learning rate.
+        rise: Share of the epochs in which the rate rises.
+        weight_decay: Weight decay.
+        shrink: What the network's numbers of channels are divided by, for tests.
+    """
+
+    epochs: int = 30
+    batch_size: int = 512
+    lr: float = 0.4
+    rise: float = 0.2
+    weight_decay: float = 5e-4
+    shrink: int = 1
+
+    def rate(self, progress: float) -> float:
+        """Learning rate after a share of the steps."""
+        return self.lr * min(progress / self.rise, (1 - progress) / (1 - self.rise))
+
+
+def network(schedule: Schedule, seed: int) -> nn.Sequential:
+    """GoogLeNet with a linear layer for the ten classes, untrained."""
+    generator = torch.Generator().manual_seed(seed)
+    extractor = googlenet(width=schedule.shrink, generator=generator)
+    return nn.Sequential(extractor, linear(1024 // schedule.shrink, CLASSES, generator=generator))
+
+
+class Pictures:
+    """Colour images on a device, standardised by the channels of the training images."""
+
+    def __init__(self, train: Tensor, device: str) -> None:
+        values = train.to(device).float().flatten(0, 2)
+        self.mean, self.std = values.mean(0)[:, None, None], values.std(0)[:, None, None]
+        self.device = device
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images (n, h, w, 3) uint8 as (n, 3, h, w)."""
+        pixels = images.to(self.device).permute(0, 3, 1, 2).float()
+        return ((pixels - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+
+
+def augment(images: Tensor, seed: int, stream: int) -> Tensor:
+    """Images (n, 3, h, w) shifted by up to 4 pixels, zeros moving in, and half of them mirrored."""
+    num, _, height, width = images.shape
+    draws = counter_uniform(torch.tensor([seed], device=images.device), stream, 3 * num).reshape(3, num, 1, 1)
+    top, left = (9 * draws[0]).long(), (9 * draws[1]).long()
+    columns = torch.arange(width, device=images.device).expand(num, 1, width)
+    columns = left + torch.where(draws[2] < 0.5, columns, width - 1 - columns)
+    rows = top + torch.arange(height, device=images.device)[None, :, None]
+    index = torch.arange(num, device=images.device)[:, None, None]
+    moved = F.pad(images, (4,) * 4).permute(0, 2, 3, 1)[index, rows, columns]
+    return moved.permute(0, 3, 1, 2)  # the memory has the channels last, as convolutions on a GPU like it
+
+
+def _autocast(device: str) -> torch.autocast:
+    return torch.autocast("cuda", torch.bfloat16, enabled=device.startswith("cuda"))
+
+
+def _write(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
+    """Replaces a file of weights as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{os.getpid()}-{path.name}")
+    save_file({n: t.contiguous().cpu() for n, t in tensors.items()}, part, {k: str(v) for k, v in notes.items()})
+    part.replace(path)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, "pt") as file:  # pyright: ignore[reportGeneralTypeIssues]
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"The file {path} cannot be read as weights ({error}); delete it and run again.") from error
+
+
+def pretrained(
+    path: Path,
+    schedule: Schedule,
+    seed: int,
+    images: Tensor,
+    labels: Tensor,
+    score: Tensor,
+    truth: Tensor,
+    **options: Any,
+) -> tuple[nn.Sequential, dict[str, Any]]:
+    """The trained network, from its file if that is there, and what is known of its training.
+
+    After every epoch the state is kept beside the file: an interrupted run goes on from there.
+
+    Args:
+        path: File of the weights.
+        schedule: How to train.
+        seed: Seed of the weights, the order and the augmentation.
+        images: Training images, (n, 3, h, w), on the device.
+        labels: Their classes.
+        score: Test images, for the accuracy that is noted.
+        truth: Their classes.
+        **options: ``progress``, whether to show a bar.
+    """
+    net = network(schedule, seed).to(images.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if not path.exists():
+        partial = path.with_name(f"{path.stem}-partial{path.suffix}")
+        seconds = _train(net, partial, schedule, seed, images, labels, **options)
+        found = _predict(net, score).argmax(-1)
+        notes = {"accuracy": (found == truth).double().mean().item(), "epochs": schedule.epochs, "seed": seed}
+        _write(path, net.state_dict(), notes | {"seconds": round(seconds, 1)})
+        partial.unlink(missing_ok=True)
+    tensors, notes = _read(path)
+    try:
+        net.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(f"The file {path} holds another network's weights; delete it and run again.") from error
+    return net.eval(), {k: float(v) for k, v in notes.items()}
+
+
+def _train(
+    net: nn.Module, partial: Path, schedule: Schedule, seed: int, images: Tensor, labels: Tensor, progress: bool = False
+) -> float:
+    """Trains in place, from where an earlier run stopped; returns the seconds it took."""
+    optimizer = torch.optim.SGD(
+        net.parameters(), lr=0.0, momentum=0.9, nesterov=True, weight_decay=schedule.weight_decay
+    )
+    first, seconds = _resume(net, optimizer, partial)
+    num, size, device = len(images), schedule.batch_size, images.device.type
+    steps = -(-num // size)
+    seeds = torch.tensor([seed], device=images.device)
+    net.train()
+    for epoch in track(range(first, schedule.epochs), "pretraining", disable=not progress, transient=True):
+        start = time.perf_counter()
+        order = counter_permutation(seeds, epoch, num)[0]
+        for step, index in enumerate(order.split(size)):
+            rate = schedule.rate((epoch + (step + 1) / steps) / schedule.epochs)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            with _autocast(device):
+                loss = F.cross_entropy(net(augment(images[index], seed, epoch * steps + step)), labels[index])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        if not torch.isfinite(loss):  # pyright: ignore[reportPossiblyUnboundVariable]
+            raise ValueError(f"Pretraining diverged in epoch {epoch + 1}; lower its learning rate.")
+        seconds += time.perf_counter() - start
+        buffers = {f"momentum.{n}": optimizer.state[p]["momentum_buffer"] for n, p in net.named_parameters()}
+        _write(partial, net.state_dict() | buffers, {"epochs": epoch + 1, "seconds": seconds})
+    net.eval()
+    return seconds
+
+
+def _resume(net: nn.Module, optimizer: torch.optim.Optimizer, partial: Path) -> tuple[int, float]:
+    """Takes up a state that an interrupted run left; returns the epochs and seconds that are done."""
+    if not partial.exists():
+        return 0, 0.0
+    tensors, notes = _read(partial)
+    for name, p in net.named_parameters():
+        optimizer.state[p]["momentum_buffer"] = tensors.pop(f"momentum.{name}").to(p)
+    net.load_state_dict(tensors)
+    return int(notes["epochs"]), float(notes["seconds"])
+
+
+@torch.no_grad()
+def _predict(net: Callable[[Tensor], Tensor], images: Tensor, chunk: int = 1000) -> Tensor:
+    with _autocast(images.device.type):
+        return torch.cat([net(part) for part in images.split(chunk)]).float()
+
+
+def features(net: nn.Sequential, images: Tensor, *, statistics_of: Tensor | None = None) -> Tensor:
+    """What the extractor makes of images, (n, 1024), each computed once.
+
+    Args:
+        net: The trained network.
+        images: Images, (n, 3, h, w).
+        statistics_of: Images whose averages every BatchNorm takes in place of the training set's, as the published code does
+            with the very set that is scored.
+    """
+    if statistics_of is None:
+        return _predict(net[0].eval(), images)
+    kept = {name: value.clone() for name, value in net[0].state_dict().items()}
+    norms = [m for m in net[0].modules() if isinstance(m, nn.BatchNorm2d)]
+    try:
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # a plain average over batches
+        _predict(net[0].train(), statistics_of)
+        return _predict(net[0].eval(), images)
+    finally:
+        for norm in norms:
+            norm.momentum = 0.1
+        net[0].load_state_dict(kept)
+        net[0].eval()
