@@ -1,0 +1,457 @@
+"""Sets of images, the networks and experiments on them, and their reports, all at small sizes."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import ndimage
+from torch import nn
+from torch.func import functional_call
+from typer.testing import CliRunner
+
+from bochner.cli import app
+from bochner.datasets import IMAGES, check, fetch, load_images, summaries
+from bochner.datasets.images import Images
+from bochner.experiments import ood, pretraining, rotation
+from bochner.experiments.ood import published_draws
+from bochner.experiments.pretraining import Pictures, Schedule, augment, features, network, pretrained
+from bochner.experiments.published import PublishedLaplace
+from bochner.experiments.rotation import EXPERIMENTS, rotate, run_network, shift
+from bochner.experiments.rows import read_rows, write_rows
+from bochner.experiments.zoo import assemble
+from bochner.networks import digit_net, googlenet
+from bochner.posteriors.swag import Swag
+from bochner.reports import images as reports
+
+MNIST = Path(__file__).parents[2] / "shared" / "data" / "images" / "mnist.npz"
+TINY = Schedule(epochs=2, batch_size=64, lr=0.05, shrink=16)
+
+
+# ------------------------------------------------------------------ sets of images
+
+
+def test_digits_need_no_file():
+    data = load_images("digits")
+    assert data.x_train.shape == (1437, 8, 8)
+    assert data.x_test.shape == (360, 8, 8)
+    assert data.x_train.dtype == np.uint8
+    assert (data.x_train.max(), data.x_test.min()) == (255, 0)
+    assert set(data.y_test) == set(range(10))
+
+
+def test_mnist_is_known_by_its_content(tmp_path):
+    if not MNIST.is_file():
+        pytest.skip(f"needs {MNIST}")
+    (tmp_path / "mnist.npz").symlink_to(MNIST)
+    assert check("mnist", tmp_path).status == "ok"
+    data = load_images("mnist", tmp_path)
+    assert data.x_train.shape == (60000, 28, 28)
+    assert np.bincount(data.y_train).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    arrays = dict(np.load(MNIST))
+    arrays["x_test"] = arrays["x_test"].copy()
+    arrays["x_test"][5, 14, 14] ^= 1
+    (tmp_path / "mnist.npz").unlink()
+    np.savez(tmp_path / "mnist.npz", **arrays)
+    assert check("mnist", tmp_path).status == "bad"
+    assert "does not hold the known images" in check("mnist", tmp_path).message
+
+
+def test_missing_damaged_and_wrong_files_are_named(tmp_path):
+    with pytest.raises(ValueError, match="Did you mean 'cifar10'"):
+        load_images("cifar")
+    with pytest.raises(
+        FileNotFoundError, match=r"cifar100.npz .* is not in .*x_test \(10000, 32, 32, 3\).*BOCHNER_DATA"
+    ):
+        load_images("cifar100", tmp_path)
+    assert check("svhn-1083", tmp_path).status == "missing"
+    with pytest.raises(ValueError, match=rf"'svhn-1083' is not fetched from OpenML; put svhn.npz into {tmp_path}"):
+        fetch("svhn-1083", tmp_path)
+    path = tmp_path / "svhn.npz"
+    for content, words in {
+        "text": "cannot be read as the data set 'svhn-1083'",
+        "empty": "it has no array 'x_test'",
+        "shape": r"its array 'x_test' is uint8 of shape \(3, 32, 32, 3\), not uint8 of \(1083, 32, 32, 3\)",
+        "type": r"its array 'x_test' is float64 of shape \(1083, 32, 32, 3\)",
+    }.items():
+        if content == "text":
+            path.write_text("no archive")
+        else:
+            array = {"empty": {}, "shape": {"x_test": np.zeros((3, 32, 32, 3), np.uint8)}}
+            np.savez(path, **array.get(content, {"x_test": np.zeros((1083, 32, 32, 3))}))
+        with pytest.raises(ValueError, match=words):
+            load_images("svhn-1083", tmp_path)
+        assert check("svhn-1083", tmp_path).status == "bad"
+    labels = {"x_test": np.zeros((10000, 32, 32, 3), np.uint8), "y_test": np.full(10000, 100, np.uint8)}
+    np.savez(tmp_path / "cifar100.npz", **labels)
+    with pytest.raises(ValueError, match="its labels go up to 100, not 99"):
+        load_images("cifar100", tmp_path)
+
+
+def test_the_list_of_data_sets_has_the_images(tmp_path):
+    lines = {line.name: line for line in summaries(tmp_path)}
+    assert (lines["mnist"].rows, lines["mnist"].inputs, lines["mnist"].where) == (70000, 784, "missing")
+    assert set(IMAGES) <= set(lines)
+
+
+# ------------------------------------------------------------------ networks
+
+
+def test_digit_net_has_the_stated_layers():
+    net = digit_net(28)
+    assert net(torch.zeros(2, 1, 28, 28)).shape == (2, 25)
+    assert sum(p.numel() for p in net.parameters()) == 32 * 10 + 64 * 289 + 25 * 9217
+    with pytest.raises(ValueError, match="side parameter must be at least 6, got 5"):
+        digit_net(5)
+
+
+def test_googlenet_has_the_papers_block_table():
+    """Weights counted by hand from the table of Szegedy et al., two numbers of BatchNorm for each channel."""
+    table = [
+        (192, 64, 96, 128, 16, 32, 32),
+        (256, 128, 128, 192, 32, 96, 64),
+        (480, 192, 96, 208, 16, 48, 64),
+        (512, 160, 112, 224, 24, 64, 64),
+        (512, 128, 128, 256, 24, 64, 64),
+        (512, 112, 144, 288, 32, 64, 64),
+        (528, 256, 160, 320, 32, 128, 128),
+        (832, 256, 160, 320, 32, 128, 128),
+        (832, 384, 192, 384, 48, 128, 128),
+    ]
+    total = 27 * 192 + 2 * 192
+    for n, one, r3, three, r5, five, pool in table:
+        total += n * (one + r3 + r5 + pool) + 9 * (r3 * three + r5 * five + five * five)
+        total += 2 * (one + r3 + three + r5 + five + five + pool)
+    net = googlenet(generator=torch.Generator().manual_seed(0)).eval()
+    assert sum(p.numel() for p in net.parameters()) == total
+    assert net(torch.zeros(1, 3, 32, 32)).shape == (1, 1024)
+
+
+def test_published_draws_of_a_convolution_are_those_of_moved_weights(generator):
+    options = {"protocol": "paper", "seed": 0, "width": 7, "lengthscale": 0.2}
+    model = assemble("rbf-sin", digit_net(8, 3, generator=generator), 3, 4, **options).double()
+    x = torch.randn(6, 1, 8, 8, generator=generator, dtype=torch.float64)
+    y = torch.randint(4, (6,), generator=generator)
+    posterior = PublishedLaplace([model], x[None], y[None], num_data=6, seeds=torch.tensor([0]))
+    (drawn,) = posterior.outputs(x[None], scales=[0.3, 0.6], num=1)
+    noise = torch.Generator().manual_seed(0)
+    for number, scale in enumerate((0.3, 0.6)):
+        noise.manual_seed(0)
+        moved = {}
+        for tap, (a, b) in zip(posterior.layers, posterior.inverses, strict=True):
+            z = torch.randn(b.shape[-1], a.shape[-1], generator=noise, dtype=torch.float64)
+            change = scale / 6 * b[0].T @ z @ a[0].T
+            own = dict(tap.module.named_parameters())
+            moved[f"{tap.name}.weight"] = own["weight"] + change[:, :-1].reshape(own["weight"].shape)
+            moved[f"{tap.name}.bias"] = own["bias"] + change[:, -1]  # a phase moves before its link
+        expected = functional_call(model.eval(), moved, (x,))
+        torch.testing.assert_close(drawn[number, 0], expected.detach())
+
+
+# ------------------------------------------------------------------ rotated digits
+
+
+def test_rotation_is_counter_clockwise_and_bilinear(generator):
+    images = torch.rand(3, 1, 9, 9, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(rotate(images, 90), torch.rot90(images, 1, (2, 3)))
+    torch.testing.assert_close(rotate(images, 360), images)
+    for angle in (10, 37, 200):
+        expected = ndimage.rotate(images.numpy(), angle, axes=(3, 2), reshape=False, order=1)
+        inside = slice(2, 7)  # at the rim the two differ in how they fade to zero
+        got = rotate(images, angle)[:, :, inside, inside]
+        np.testing.assert_allclose(got, expected[:, :, inside, inside], atol=1e-12)
+
+
+def test_shifts_move_whole_images_by_up_to_the_given_pixels():
+    images = torch.rand(200, 1, 6, 5, generator=torch.Generator().manual_seed(0))
+    moved = shift(images, 2, seed=3, stream=0)
+    padded = torch.nn.functional.pad(images, (2,) * 4)
+    found = set()
+    for image, result in zip(padded, moved, strict=True):
+        fits = [(i, j) for i in range(5) for j in range(5) if torch.equal(image[:, i : i + 6, j : j + 5], result)]
+        assert len(fits) == 1
+        found.add(fits[0])
+    assert len(found) == 25
+    assert torch.equal(moved, shift(images, 2, seed=3, stream=0))
+    assert not torch.equal(moved, shift(images, 2, seed=3, stream=1))
+
+
+def test_the_rate_falls_twice():
+    assert [rotation.steps(epoch / 50) for epoch in (0, 24, 25, 36, 37, 49)] == [1, 1, 0.15, 0.15, 0.0225, 0.0225]
+
+
+SMALL = replace(EXPERIMENTS["rotated-digits"], epochs=2, width=30, draws=4, angles=(0, 90))
+
+
+@pytest.fixture(scope="module")
+def digit_rows():
+    """Rows of two networks under both protocols."""
+    kinds = ("map", "kfac", "closed_form")
+    configs = [replace(SMALL, protocol="bochner", posteriors=kinds), replace(SMALL, protocol="paper")]
+    return [row for config in configs for name in ("relu", "rbf-sin") for row in run_network(config, name)]
+
+
+def test_rotation_rows_have_every_posterior_and_angle(digit_rows):
+    keys = {(row["protocol"], row["model"], row["posterior"], row["angle"]) for row in digit_rows}
+    assert len(keys) == len(digit_rows) == 2 * 2 * 3 + 2 * 2 * 2
+    for row in digit_rows:
+        assert row["status"] == "ok"
+        assert 0 <= row["accuracy"] <= 1
+        assert 0.1 <= row["confidence"] <= 1
+        assert math.isfinite(row["nlpd"])
+    upright = {row["posterior"]: row for row in digit_rows if row["angle"] == 0 and row["protocol"] == "bochner"}
+    assert all(row["accuracy"] > 0.3 for row in upright.values())
+
+
+def test_a_diverged_network_is_a_row_that_says_so(tmp_path):
+    rows = run_network(replace(SMALL, lr=1e9), "relu")
+    assert {row["status"] for row in rows} == {"diverged"}
+    assert [row["angle"] for row in rows] == [0, 90]
+    write_rows(tmp_path / "rotated-digits.jsonl", rows)
+    (path,) = reports.write(tmp_path, tmp_path)
+    assert "ReLU" not in path.read_text()
+
+
+def test_crops_are_seen_under_paper_only():
+    config = replace(SMALL, angles=(0,), posteriors=("map",))
+    same = [run_network(replace(config, crop=crop), "relu")[0]["nlpd"] for crop in (0, 2)]
+    assert same[0] == same[1]
+    apart = [run_network(replace(config, crop=crop, protocol="paper"), "relu")[0]["nlpd"] for crop in (0, 2)]
+    assert apart[0] != apart[1]
+
+
+def test_rotation_reports_come_from_rows_alone(digit_rows, tmp_path):
+    write_rows(tmp_path / "rotated-digits.jsonl", digit_rows)
+    written = reports.write(tmp_path, tmp_path)
+    assert [path.name for path in written] == ["images.md", "rotated-digits-bochner.svg", "rotated-digits-paper.svg"]
+    row = next(r for r in digit_rows if (r["protocol"], r["posterior"], r["model"]) == ("bochner", "map", "rbf-sin"))
+    line = next(x for x in written[0].read_text().splitlines() if x.startswith("| bochner | MAP | RBF (sin) |"))
+    assert f" {row['accuracy']:.3f} | {row['confidence']:.3f} |" in line
+    assert "—" in line  # the paper has no curves for these digits
+
+
+def test_the_distance_from_the_papers_curves_is_the_mean_and_the_worst():
+    paper = reports._json("paper_mnist.json")
+    rows = [
+        {
+            **{"experiment": "rotated-mnist", "protocol": "paper", "posterior": "kfac", "model": "relu", "seed": 0},
+            **{"status": "ok", "seconds": 1.0, "angle": angle, "nlpd": 1.0, "confidence": 0.5},
+            "accuracy": paper["kfac"]["accuracy"]["relu"][i] + (0.37 if angle == 90 else 0.0),
+        }
+        for i, angle in enumerate(paper["angles"])
+    ]
+    assert "| 0.010 / 0.370 |" in reports.rotation_table(rows)
+    assert f"1.00 ({paper['kfac']['nlpd']['relu'][9]:.2f})" in reports.rotation_table(rows)
+
+
+# ------------------------------------------------------------------ GoogLeNet and its features
+
+
+def pictures(name, _folder=None):
+    """Stands in for ``load_images``: ten patterns under noise inside, noise alone outside."""
+    rng, num = np.random.default_rng(len(name)), 240
+    y = rng.integers(0, 10, num).astype(np.uint8)
+    patterns = np.random.default_rng(0).integers(0, 255, (10, 32, 32, 3))
+    x = np.clip(0.5 * patterns[y] + rng.normal(60, 40, (num, 32, 32, 3)), 0, 255).astype(np.uint8)
+    if name != "cifar10":
+        x = rng.integers(0, 255, (60, 32, 32, 3)).astype(np.uint8)
+    return Images(name, x, y, x[:60], y[:60])
+
+
+@pytest.fixture(scope="module")
+def inside():
+    data = pictures("cifar10")
+    x = torch.from_numpy(data.x_train)
+    return Pictures(x, "cpu")(x), torch.from_numpy(data.y_train).long()
+
+
+def test_pictures_are_standardised_by_channel(inside):
+    assert inside[0].mean((0, 2, 3)).abs().max() < 1e-5
+    torch.testing.assert_close(inside[0].std((0, 2, 3)), torch.ones(3), rtol=1e-4, atol=0)
+
+
+def test_augmented_images_are_shifted_and_half_are_mirrored(inside):
+    images = inside[0][:100, :, :6, :6]
+    moved, mirrored = augment(images, 0, 5), 0
+    padded = torch.nn.functional.pad(images, (4,) * 4)
+    for image, result in zip(padded, moved, strict=True):
+        windows = [image[:, i : i + 6, j : j + 6] for i in range(9) for j in range(9)]
+        straight = any(torch.equal(w, result) for w in windows)
+        turned = any(torch.equal(w.flip(-1), result) for w in windows)
+        assert straight or turned
+        mirrored += turned
+    assert 30 < mirrored < 70
+
+
+def test_an_interrupted_pretraining_ends_where_a_whole_one_does(inside, tmp_path, monkeypatch):
+    x, y = inside
+    options = (TINY, 0, x, y, x[:60], y[:60])
+    whole, notes = pretrained(tmp_path / "whole.safetensors", *options)
+    assert notes["epochs"] == 2
+    write, calls = pretraining._write, []
+
+    def interrupt(*args):
+        write(*args)
+        calls.append(args[0].name)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pretraining, "_write", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pretrained(tmp_path / "cut.safetensors", *options)
+    assert [p.name for p in tmp_path.glob("cut*")] == ["cut-partial.safetensors"]
+    cut, _ = pretrained(tmp_path / "cut.safetensors", *options)
+    assert calls == ["cut-partial.safetensors"] * 2 + ["cut.safetensors"]
+    assert not list(tmp_path.glob("*partial*"))
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(cut.state_dict()[name], value, rtol=0, atol=0)
+
+
+def test_damaged_and_foreign_weights_are_refused(inside, tmp_path):
+    x, y = inside
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(b"\x08\x00\x00\x00nonsense")
+    with pytest.raises(ValueError, match=r"w.safetensors cannot be read as weights .*; delete it and run again"):
+        pretrained(path, TINY, 0, x, y, x, y)
+    pretraining._write(path, network(replace(TINY, shrink=8), 0).state_dict(), {"epochs": 1})
+    with pytest.raises(ValueError, match="holds another network's weights; delete it"):
+        pretrained(path, TINY, 0, x, y, x, y)
+
+
+def test_a_pretraining_that_diverges_says_so(inside, tmp_path):
+    x, y = inside
+    with pytest.raises(ValueError, match="Pretraining diverged in epoch 1; lower its learning rate"):
+        pretrained(tmp_path / "w.safetensors", replace(TINY, lr=1e30), 0, x, y, x, y)
+
+
+def test_features_with_the_statistics_of_another_set(inside):
+    """One batch: BatchNorm in evaluation with its averages is BatchNorm in training, but for the variance's n − 1."""
+    x, _ = inside
+    net = network(TINY, 0).eval()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    plain = features(net, x[:50])
+    own = features(net, x[:50], statistics_of=x)
+    assert not torch.allclose(plain, own)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+    torch.testing.assert_close(plain, features(net, x[:50]))
+    first = net[0][0]
+    conv = first[0](x)
+    expected = (conv - conv.mean((0, 2, 3), keepdim=True)) / (conv.var((0, 2, 3), keepdim=True) + 1e-5).sqrt()
+    heard = []
+    handle = first[1].register_forward_hook(lambda _module, _inputs, out: heard.append(out.clone()))
+    features(net, x[:50], statistics_of=x)
+    handle.remove()
+    torch.testing.assert_close(heard[-1], expected[:50], rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------------ CIFAR-10 against other sets
+
+
+def test_published_swag_draws_have_twice_the_covariance_inside_and_its_diagonal_outside(generator):
+    x, y = torch.randn(80, 3, generator=generator), torch.randint(2, (80,), generator=generator)
+    options = {"protocol": "paper", "seed": 0, "width": 4, "lengthscale": 1.0}
+    model = assemble("relu", nn.Sequential(), 3, 2, **options)
+    swag = Swag(model, x, y, lr=0.05, epochs=6, rank=4, batch_size=16)
+    name = "output.weight"
+    diagonal = swag.scatter[name][0] / swag.count
+    low = torch.stack(swag.deviations[name])[:, 0].square().sum(0) / 3
+    for low_rank, expected in ((True, diagonal + low), (False, diagonal)):
+        drawn = published_draws(swag, 40_000, low_rank=low_rank, generator=generator)[name][:, 0]
+        torch.testing.assert_close(
+            drawn.mean(0), swag.mean[name][0], rtol=0, atol=5 * expected.max().sqrt().item() / 200
+        )
+        torch.testing.assert_close(drawn.var(0), expected, rtol=0.05, atol=1e-9)  # its standard error is 0.7 %
+
+
+OOD = ood.Config(
+    **{"schedule": TINY, "held_out": 60, "epochs": 1, "swag_epochs": 3, "rank": 2, "trials": 4, "draws": 4},
+    **{"closed_width": 40, "search_width": 20, "lengthscales": (1.0, 2.0), "amplitudes": (1.0,), "members": 2},
+)
+
+
+@pytest.fixture(scope="module")
+def ood_rows(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ood")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ood, "load_images", pictures)
+        patch.setenv("BOCHNER_DATA", str(folder))
+        for head in ood.HEADS:
+            lines = []
+            rows = ood.run(replace(OOD, head=head), folder / "cifar-ood.jsonl", report=lines.append)
+            assert len(lines) == 1 + 2 + 1 + 5 + 5
+        patch.setattr(ood, "Features", None)  # a second run must not get that far
+        assert ood.run(OOD, folder / "cifar-ood.jsonl") == rows
+    return rows
+
+
+def test_ood_rows_cover_the_table(ood_rows):
+    keys = {ood._key(row) for row in ood_rows}
+    # Two baselines of two scores; ensemble and closed form of two scores and their histograms; SWAG under two protocols.
+    assert len(keys) == len(ood_rows) == 2 * (2 * 2 * 2 + 2 * 3 + 5 * 2 * 3 + 5 * 2 * 2 * 3)
+    for row in ood_rows:
+        if row["outside"] == "histogram":
+            assert [sum(counts) for counts in row["counts"].values()] == [60, 60, 60]
+            assert len(set(row["lowest"]["cifar10"])) == len(row["highest"]["svhn-1083"]) == 10
+        else:
+            assert 0 <= row["fpr95"] <= 1
+            assert 0 <= row["auc"] <= 1
+    both = {r["protocol"]: r["auc"] for r in ood_rows if (r["posterior"], r["model"], r["head"]) == ("swag", "relu", "text")
+            and (r["score"], r["outside"]) == ("entropy", "cifar100")}  # fmt: skip
+    assert both["paper"] != both["bochner"]
+
+
+def test_ood_reports_come_from_rows_alone(ood_rows, tmp_path, monkeypatch):
+    write_rows(tmp_path / "cifar-ood.jsonl", ood_rows)
+    monkeypatch.setenv("BOCHNER_DATA", str(tmp_path))
+    names = [path.name for path in reports.write(tmp_path, tmp_path)]
+    assert "cifar-ood-text-closed_form-bochner.svg" in names
+    assert not any("images-" in name for name in names)  # the sets themselves are not there
+    text = (tmp_path / "images.md").read_text()
+    row = next(
+        r
+        for r in ood_rows
+        if (r["head"], r["posterior"], r["protocol"], r["model"]) == ("text", "swag", "paper", "rbf-sin")
+        and (r["score"], r["outside"]) == ("marginal_variance", "svhn-1083")
+    )
+    assert f"{row['auc']:.3f} (0.988)" in text
+    assert "SVHN (1,083 images) AUC" in text
+    monkeypatch.setattr(reports, "load_images", pictures)
+    assert "cifar-images-text-swag-paper.svg" in [path.name for path in reports.write(tmp_path, tmp_path)]
+
+
+# ------------------------------------------------------------------ command line
+
+
+def test_the_command_makes_rows_once_and_a_report(tmp_path, monkeypatch):
+    monkeypatch.setitem(EXPERIMENTS, "rotated-digits", replace(SMALL, posteriors=("map",)))
+    runner = CliRunner(env={"COLUMNS": "300", "NO_COLOR": "1"})
+    words = ["run", "rotated-digits", "--models", "relu", "--out", str(tmp_path), "--device", "cpu"]
+    first = runner.invoke(app, words)
+    assert first.exit_code == 0, first.output
+    assert "relu" in first.output
+    rows = read_rows(tmp_path / "rotated-digits.jsonl")
+    assert len(rows) == 2
+    second = runner.invoke(app, words)
+    assert "relu  " not in second.output
+    assert read_rows(tmp_path / "rotated-digits.jsonl") == rows
+    assert runner.invoke(app, ["report", str(tmp_path)]).exit_code == 0
+
+
+def test_the_command_says_what_is_missing_or_misspelt(tmp_path):
+    runner = CliRunner(env={"COLUMNS": "300", "NO_COLOR": "1", "BOCHNER_DATA": str(tmp_path)})
+    out = ["--out", str(tmp_path / "out")]
+    for words, expected in {
+        ("rotated-mnist",): "The file mnist.npz of the data set 'mnist' is not in",
+        ("cifar-ood",): "The file cifar10.npz of the data set 'cifar10' is not in",
+        ("cifar-ood", "--head", "txt"): "Did you mean 'text'",
+        ("rotated-digits", "--models", "rbf-sine"): "Did you mean 'rbf-sin'",
+        ("rotated-digits", "--protocol", "papers"): "Did you mean 'paper'",
+        ("rotated-digit",): "Did you mean 'rotated-digits'",
+    }.items():
+        result = runner.invoke(app, ["run", *words, *out])
+        assert result.exit_code != 0
+        assert expected in result.output
+    assert "There are no rows in" in runner.invoke(app, ["report", str(tmp_path)]).output
