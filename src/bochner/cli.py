@@ -190,14 +190,16 @@ def _run_rotation(name: str, out: Path, seed: int, protocol: str, models: str | 
     report(out)
 
 
-def _run_ood(out: Path, seed: int, head: str, device: str) -> None:
+def _run_ood(out: Path, seed: int, head: str, models: str | None, device: str) -> None:
     """Makes the missing rows of CIFAR-10 against other sets, under both protocols, then their table and figures."""
-    from bochner.experiments.ood import HEADS, Config, run
+    from bochner.experiments.ood import HEADS, NETWORKS, Config, run
 
     _word(head, HEADS, "head")
+    chosen = _words(models, NETWORKS, "models")
     config = Config(seed=seed, device=_device(device), head=head)
     path = _folder(out) / "cifar-ood.jsonl"
-    run(config, path, progress=console.is_terminal, report=lambda line: console.print(line, soft_wrap=True))
+    options: Any = {"progress": console.is_terminal, "report": lambda line: console.print(line, soft_wrap=True)}
+    run(config, path, models=chosen, **options)
     report(out)
 
 
@@ -215,7 +217,7 @@ def run(
     protocol: Annotated[str, typer.Option(help="UCI, rotated: 'bochner', or 'paper' as the code did it.")] = "bochner",
     posterior: Annotated[str, typer.Option(help="UCI: 'kfac' or, for classes, 'swag'.")] = "kfac",
     sets: Annotated[str | None, typer.Option(help="UCI: data sets, comma-separated; all by default.")] = None,
-    models: Annotated[str | None, typer.Option(help="UCI, rotated: models, comma-separated; all by default.")] = None,
+    models: Annotated[str | None, typer.Option(help="UCI, images: models, comma-separated; all by default.")] = None,
     folds: Annotated[str | None, typer.Option(help="UCI: folds 0 to 9, comma-separated; all by default.")] = None,
     device: Annotated[str, typer.Option(help="UCI, images: 'auto', 'cpu' or 'cuda'.")] = "auto",
     engine: Annotated[str, typer.Option(help="UCI: 'local', 'ray' or 'dask'.")] = "local",
@@ -247,7 +249,7 @@ def run(
         for name in (name for name in names if name in ROTATIONS):
             _run_rotation(name, out or Path("results/images"), seed, protocol, models, device)
         if "cifar-ood" in names:
-            _run_ood(out or Path("results/images"), seed, head, device)
+            _run_ood(out or Path("results/images"), seed, head, models, device)
     except (FileNotFoundError, ValueError) as error:
         console.print(str(error), style="red", soft_wrap=True)
         raise typer.Exit(1) from error

@@ -12,7 +12,7 @@ hyperparameters of the closed form.
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -356,12 +356,17 @@ def _key(row: Row) -> tuple[Any, ...]:
 
 
 def run(
-    config: Config, path: Path, *, progress: bool = False, report: Callable[[str], None] = lambda _: None
+    config: Config,
+    path: Path,
+    *,
+    models: Sequence[str] = NETWORKS,
+    progress: bool = False,
+    report: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
     """Makes the rows that are missing from ``path``, one method and model at a time, and returns all of them."""
     have = {(row["head"], row["posterior"], row["model"], row["seed"]) for row in read_rows(path)}
     jobs = [(method, name) for method, (_, names) in METHODS.items() for name in names]
-    jobs = [job for job in jobs if (config.head, *job, config.seed) not in have]
+    jobs = [job for job in jobs if job[1] in (*models, "googlenet") and (config.head, *job, config.seed) not in have]
     if not jobs:
         return read_rows(path)
     start = time.perf_counter()

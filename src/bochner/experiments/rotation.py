@@ -31,7 +31,7 @@ from bochner.training import Recipe, fit_map, sgd, tf32
 Row = dict[str, Any]
 
 NETWORKS = ("relu", "local-rbf", "rbf-sin", "rbf-sincos")
-CHUNK = 1000  # test images at a time
+CHUNK = 2500  # images at a time
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class _Posteriors:
             return self.closed_form.predict(self._extract(x))
         if self.config.protocol == "bochner":
             generator = torch.Generator(x.device).manual_seed(self.config.seed)
-            return self.kfac.predict(x, samples=self.config.draws, generator=generator)
+            return self.kfac.predict(x, samples=self.config.draws, chunk=1000, generator=generator)
         draws = [list(self.published.outputs(part[None], scales=[1.0], num=self.config.draws)) for part in parts]
         return CategoricalPredictive.from_logits(
             torch.cat([d[0, 0] for d in each]) for each in zip(*draws, strict=True)
