@@ -12,10 +12,11 @@ from torch import nn
 from torch.func import functional_call
 from typer.testing import CliRunner
 
+from bochner import metrics
 from bochner.cli import app
 from bochner.datasets import IMAGES, check, fetch, load_images, summaries
 from bochner.datasets.images import Images
-from bochner.experiments import ood, pretraining, rotation
+from bochner.experiments import ood, pretraining, rotation, scoring
 from bochner.experiments.ood import published_draws
 from bochner.experiments.pretraining import Pictures, Schedule, augment, features, network, pretrained
 from bochner.experiments.published import PublishedLaplace
@@ -23,7 +24,8 @@ from bochner.experiments.rotation import EXPERIMENTS, rotate, run_network, shift
 from bochner.experiments.rows import read_rows, write_rows
 from bochner.experiments.zoo import assemble
 from bochner.networks import digit_net, googlenet
-from bochner.posteriors.swag import Swag
+from bochner.posteriors.swag import DivergedError, Swag
+from bochner.predictive import CategoricalPredictive
 from bochner.reports import images as reports
 
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "images" / "mnist.npz"
@@ -135,10 +137,10 @@ def test_published_draws_of_a_convolution_are_those_of_moved_weights(generator):
     x = torch.randn(6, 1, 8, 8, generator=generator, dtype=torch.float64)
     y = torch.randint(4, (6,), generator=generator)
     posterior = PublishedLaplace([model], x[None], y[None], num_data=6, seeds=torch.tensor([0]))
-    (drawn,) = posterior.outputs(x[None], scales=[0.3, 0.6], num=1)
-    noise = torch.Generator().manual_seed(0)
-    for number, scale in enumerate((0.3, 0.6)):
-        noise.manual_seed(0)
+    noise = torch.Generator()
+    for scale in (0.3, 0.6):
+        noise.manual_seed(1)
+        *_, drawn = posterior.networks(scale=scale, num=2)
         moved = {}
         for tap, (a, b) in zip(posterior.layers, posterior.inverses, strict=True):
             z = torch.randn(b.shape[-1], a.shape[-1], generator=noise, dtype=torch.float64)
@@ -147,7 +149,19 @@ def test_published_draws_of_a_convolution_are_those_of_moved_weights(generator):
             moved[f"{tap.name}.weight"] = own["weight"] + change[:, :-1].reshape(own["weight"].shape)
             moved[f"{tap.name}.bias"] = own["bias"] + change[:, -1]  # a phase moves before its link
         expected = functional_call(model.eval(), moved, (x,))
-        torch.testing.assert_close(drawn[number, 0], expected.detach())
+        torch.testing.assert_close(functional_call(model, {n: p[0] for n, p in drawn.items()}, (x,)), expected)
+
+
+def test_published_networks_are_those_of_the_published_outputs(generator):
+    options = {"protocol": "paper", "seed": 0, "width": 7, "lengthscale": 1.0}
+    model = assemble("matern32-sin", nn.Sequential(nn.Linear(3, 4)), 4, 3, **options).double()
+    x = torch.randn(8, 3, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (8,), generator=generator)
+    posterior = PublishedLaplace([model], x[None], y[None], num_data=8, seeds=torch.tensor([0]))
+    outputs = posterior.outputs(x[None], scales=[0.7], num=2)
+    for drawn, f in zip(posterior.networks(scale=0.7, num=2), outputs, strict=True):
+        expected = functional_call(model.eval(), {n: p[0] for n, p in drawn.items()}, (x,))
+        torch.testing.assert_close(f[0, 0], expected)
 
 
 # ------------------------------------------------------------------ rotated digits
@@ -201,8 +215,17 @@ def test_rotation_rows_have_every_posterior_and_angle(digit_rows):
         assert 0 <= row["accuracy"] <= 1
         assert 0.1 <= row["confidence"] <= 1
         assert math.isfinite(row["nlpd"])
-    upright = {row["posterior"]: row for row in digit_rows if row["angle"] == 0 and row["protocol"] == "bochner"}
-    assert all(row["accuracy"] > 0.3 for row in upright.values())
+    upright = [row for row in digit_rows if row["angle"] == 0]
+    assert len({(row["model"], row["protocol"], row["posterior"]) for row in upright}) == 10
+    assert all(row["accuracy"] > 0.3 for row in upright)
+
+
+def test_the_committed_digits_show_who_is_overconfident():
+    """The must-show of the default: at equal accuracy upright, the stationary network is less sure at 90° than ReLU."""
+    rows = read_rows(Path(__file__).parents[1] / "results" / "images" / "rotated-digits.jsonl")
+    at = {(r["model"], r["angle"]): r for r in rows if (r["protocol"], r["posterior"]) == ("bochner", "map")}
+    assert at["rbf-sin", 0]["accuracy"] >= at["relu", 0]["accuracy"]
+    assert at["rbf-sin", 90]["confidence"] < at["relu", 90]["confidence"]
 
 
 def test_a_diverged_network_is_a_row_that_says_so(tmp_path):
@@ -321,8 +344,15 @@ def test_damaged_and_foreign_weights_are_refused(inside, tmp_path):
     path.write_bytes(b"\x08\x00\x00\x00nonsense")
     with pytest.raises(ValueError, match=r"w.safetensors cannot be read as weights .*; delete it and run again"):
         pretrained(path, TINY, 0, x, y, x, y)
-    pretraining._write(path, network(replace(TINY, shrink=8), 0).state_dict(), {"epochs": 1})
-    with pytest.raises(ValueError, match="holds another network's weights; delete it"):
+    pretraining._write(path, network(TINY, 0).state_dict(), {})
+    with pytest.raises(ValueError, match=r"was not made by this training .* but by None; delete it"):
+        pretrained(path, TINY, 0, x, y, x, y)
+    path.unlink()
+    pretrained(path, replace(TINY, epochs=1), 0, x, y, x, y)
+    with pytest.raises(ValueError, match=r"\(Schedule\(epochs=2, .*240 images\) but by Schedule\(epochs=1"):
+        pretrained(path, TINY, 0, x, y, x, y)
+    path.rename(tmp_path / "w-partial.safetensors")
+    with pytest.raises(ValueError, match=r"w-partial.safetensors was not made by this training"):
         pretrained(path, TINY, 0, x, y, x, y)
 
 
@@ -353,6 +383,26 @@ def test_features_with_the_statistics_of_another_set(inside):
     torch.testing.assert_close(heard[-1], expected[:50], rtol=1e-4, atol=1e-4)
 
 
+def test_statistics_of_uneven_batches_are_averages_over_images(inside, monkeypatch):
+    """The last batch of 20 counts by its size."""
+    x, _ = inside
+    shifted = torch.cat([x[:200], x[200:220] + 5])
+    net = network(TINY, 0).eval()
+    monkeypatch.setattr(pretraining, "CHUNK", 100)
+    heard = {}
+    norm = net[0][0][1]
+    handle = norm.register_forward_hook(lambda module, _i, _o: heard.update(mean=module.running_mean.clone()))
+    features(net, x[:10], statistics_of=shifted)
+    handle.remove()
+    torch.testing.assert_close(heard["mean"], net[0][0][0](shifted).mean((0, 2, 3)).detach(), rtol=1e-3, atol=1e-4)
+
+
+def test_speeds_are_those_of_the_operations():
+    net = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1, bias=False))
+    assert pretraining.flop(net, torch.zeros(1, 3, 8, 8)) == 2 * 27 * 5 * 64
+    assert 1e8 < pretraining.matmul_rate("cpu") < 1e14
+
+
 # ------------------------------------------------------------------ CIFAR-10 against other sets
 
 
@@ -374,7 +424,14 @@ def test_published_swag_draws_have_twice_the_covariance_inside_and_its_diagonal_
 
 OOD = ood.Config(
     **{"schedule": TINY, "held_out": 60, "epochs": 1, "swag_epochs": 3, "rank": 2, "trials": 4, "draws": 4},
-    **{"closed_width": 40, "search_width": 20, "lengthscales": (1.0, 2.0), "amplitudes": (1.0,), "members": 2},
+    **{
+        "closed_width": 40,
+        "closed_draws": 5,
+        "search_width": 20,
+        "lengthscales": (1.0, 2.0),
+        "amplitudes": (1.0,),
+        "members": 2,
+    },
 )
 
 
@@ -395,8 +452,8 @@ def ood_rows(tmp_path_factory):
 
 def test_ood_rows_cover_the_table(ood_rows):
     keys = {ood._key(row) for row in ood_rows}
-    # Two baselines of two scores; ensemble and closed form of two scores and their histograms; SWAG under two protocols.
-    assert len(keys) == len(ood_rows) == 2 * (2 * 2 * 2 + 2 * 3 + 5 * 2 * 3 + 5 * 2 * 2 * 3)
+    # Two baselines of two scores under two protocols; ensemble and closed form of two scores with histograms; SWAG thrice.
+    assert len(keys) == len(ood_rows) == 2 * (2 * 2 * 2 * 2 + 2 * 3 + 5 * 2 * 3 + 5 * 3 * 2 * 3)
     for row in ood_rows:
         if row["outside"] == "histogram":
             assert [sum(counts) for counts in row["counts"].values()] == [60, 60, 60]
@@ -404,12 +461,75 @@ def test_ood_rows_cover_the_table(ood_rows):
         else:
             assert 0 <= row["fpr95"] <= 1
             assert 0 <= row["auc"] <= 1
-    both = {r["protocol"]: r["auc"] for r in ood_rows if (r["posterior"], r["model"], r["head"]) == ("swag", "relu", "text")
-            and (r["score"], r["outside"]) == ("entropy", "cifar100")}  # fmt: skip
-    assert both["paper"] != both["bochner"]
+
+
+def test_only_sets_outside_get_their_own_batch_norm(tmp_path, monkeypatch):
+    monkeypatch.setattr(ood, "load_images", pictures)
+    monkeypatch.setenv("BOCHNER_DATA", str(tmp_path))
+    data = ood.Features(OOD, progress=False)
+    for name in ("train", "held_out", "cifar10"):
+        assert data.paper[name] is data.bochner[name]
+    for name in ood.OUTSIDE:
+        assert not torch.allclose(data.paper[name], data.bochner[name])
+    assert [len(data.labels[name]) for name in ("train", "held_out", "cifar10")] == [180, 60, 60]
+
+
+def test_scores_are_higher_outside():
+    """Flat outputs outside, confident ones inside: every score must see that, even where float32 would see none."""
+    generator = torch.Generator().manual_seed(0)
+    inside = 30 * torch.nn.functional.one_hot(torch.arange(200) % 10).float()
+    flat = torch.randn(200, 10, generator=generator)
+    logits = {"cifar10": inside, "cifar100": flat, "svhn-1083": 0.9 * inside}
+    rows = list(scoring.plain_rows(logits, torch.arange(200) % 10, "bochner"))
+    assert {row["score"] for row in rows} == {"max_probability", "energy"}
+    assert all(row["auc"] == 1.0 for row in rows)  # 27 below 30: probabilities of 1 to eleven digits
+    noisy = {
+        n: CategoricalPredictive.from_logits(f + torch.randn(8, 200, 10, generator=generator))
+        for n, f in logits.items()
+    }
+    found = {(r["score"], r["outside"]): r for r in scoring.prediction_rows(noisy, torch.arange(200) % 10)}
+    assert found["entropy", "cifar100"]["auc"] == found["marginal_variance", "cifar100"]["auc"] == 1.0
+    assert found["entropy", "svhn-1083"]["auc"] > 0.8
+    assert found["marginal_variance", "svhn-1083"]["auc"] > 0.8
+
+
+def test_aupr_at_the_full_base_rate_is_that_of_repeated_images():
+    rng = np.random.default_rng(0)
+    inside, outside = rng.normal(size=300), rng.normal(1, 1, size=50)
+    repeated = metrics.ood_aupr(inside, np.repeat(outside, 24))
+    assert metrics.ood_aupr(inside, outside, weight=24.0) == pytest.approx(repeated, abs=1e-12)
+    assert metrics.ood_aupr(inside, outside) < repeated
+
+
+def test_a_method_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(ood, "load_images", pictures)
+    monkeypatch.setenv("BOCHNER_DATA", str(tmp_path))
+
+    def fails(_config, _data, _name):
+        raise DivergedError("too fast")
+
+    monkeypatch.setitem(ood.METHODS, "ensemble", (fails, ("relu",)))
+    lines = []
+    rows = ood.run(OOD, tmp_path / "cifar-ood.jsonl", models=["relu"], report=lines.append)
+    assert [row["reason"] for row in rows if row["status"] == "diverged"] == ["too fast"]
+    assert any(line.endswith("diverged: too fast") for line in lines)
+    assert {row["posterior"] for row in rows if row["status"] == "ok"} == {"map", "closed_form", "swag"}
+    names = [path.name for path in reports.write(tmp_path, tmp_path)]  # with one model only
+    assert "cifar-ood-text-swag-bochner.svg" in names
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_everything_runs_on_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(ood, "load_images", pictures)
+    monkeypatch.setenv("BOCHNER_DATA", str(tmp_path))
+    rows = ood.run(replace(OOD, device="cuda"), tmp_path / "cifar-ood.jsonl")
+    assert {row["status"] for row in rows} == {"ok"}
+    for config in (replace(SMALL, posteriors=("map", "kfac", "closed_form")), replace(SMALL, protocol="paper")):
+        assert all(row["status"] == "ok" for row in run_network(replace(config, device="cuda"), "rbf-sin"))
 
 
 def test_ood_reports_come_from_rows_alone(ood_rows, tmp_path, monkeypatch):
+    ood_rows = [row for row in ood_rows if row["head"] == "text" and row["model"] in ("relu", "rbf-sin")]
     write_rows(tmp_path / "cifar-ood.jsonl", ood_rows)
     monkeypatch.setenv("BOCHNER_DATA", str(tmp_path))
     names = [path.name for path in reports.write(tmp_path, tmp_path)]

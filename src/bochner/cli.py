@@ -171,7 +171,6 @@ def _run_rotation(name: str, out: Path, seed: int, protocol: str, models: str | 
     """Makes the missing rows of a rotation experiment, network by network, then its table and figures."""
     from dataclasses import replace
 
-    from bochner.datasets import load_images
     from bochner.experiments.rotation import EXPERIMENTS, NETWORKS, key, run_network
     from bochner.experiments.rows import add_rows, read_rows
     from bochner.experiments.uci import PROTOCOLS
@@ -179,28 +178,44 @@ def _run_rotation(name: str, out: Path, seed: int, protocol: str, models: str | 
     _word(protocol, PROTOCOLS, "protocol")
     config = replace(EXPERIMENTS[name], protocol=protocol, seed=seed, device=_device(device))
     chosen = _words(models, NETWORKS, "models")
-    load_images(config.images)
     path = _folder(out) / f"{name}.jsonl"
     have = {(row["protocol"], row["model"], row["seed"]) for row in read_rows(path)}
     for network in chosen:
         if (protocol, network, seed) not in have:
             rows = run_network(config, network, progress=console.is_terminal)
             add_rows(path, rows, key)
-            console.print(f"{network:<12} {rows[0]['seconds']:5.1f} s   {path}", soft_wrap=True)
+            state = "" if rows[0]["status"] == "ok" else "   diverged; remove its rows to try again with another --seed"
+            console.print(f"{network:<12} {rows[0]['seconds']:5.1f} s   {path}{state}", soft_wrap=True)
     report(out)
 
 
 def _run_ood(out: Path, seed: int, head: str, models: str | None, device: str) -> None:
     """Makes the missing rows of CIFAR-10 against other sets, under both protocols, then their table and figures."""
-    from bochner.experiments.ood import HEADS, NETWORKS, Config, run
+    from bochner.experiments.ood import NETWORKS, Config, run
 
-    _word(head, HEADS, "head")
     chosen = _words(models, NETWORKS, "models")
     config = Config(seed=seed, device=_device(device), head=head)
+    _folder(config.weights.parent)
     path = _folder(out) / "cifar-ood.jsonl"
     options: Any = {"progress": console.is_terminal, "report": lambda line: console.print(line, soft_wrap=True)}
     run(config, path, models=chosen, **options)
     report(out)
+
+
+def _check_images(names: list[str], models: str | None, head: str) -> None:
+    """Whether the sets and models of all image experiments are there, before any of them runs."""
+    from bochner.datasets import load_images
+    from bochner.experiments import ood, rotation
+
+    for name in names:
+        if name in rotation.EXPERIMENTS:
+            _words(models, rotation.NETWORKS, "models")
+            load_images(rotation.EXPERIMENTS[name].images)
+        if name == "cifar-ood":
+            _words(models, ood.NETWORKS, "models")
+            _word(head, ood.HEADS, "head")
+            for images in ("cifar10", *ood.OUTSIDE):
+                load_images(images)
 
 
 @app.command()
@@ -239,6 +254,7 @@ def run(
         if name not in (known := [*EXPERIMENTS, *TOYS, *SETS, *ROTATIONS, "cifar-ood"]):
             raise typer.BadParameter(unknown("names", name, known))
     try:
+        _check_images(names, models, head)
         if theory := [name for name in names if name in EXPERIMENTS]:
             _run_theory(theory, _folder(out or Path("results/theory")), seed)
         if toys := [name for name in names if name in TOYS]:
@@ -250,7 +266,7 @@ def run(
             _run_rotation(name, out or Path("results/images"), seed, protocol, models, device)
         if "cifar-ood" in names:
             _run_ood(out or Path("results/images"), seed, head, models, device)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         console.print(str(error), style="red", soft_wrap=True)
         raise typer.Exit(1) from error
 

@@ -9,7 +9,7 @@ On CUDA a whole step, from drawing the batch to the update, is captured once as 
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,13 +134,14 @@ class Stack:
         self.dropouts = [(n, m) for n, m in self.extractor.module.named_modules() if isinstance(m, SeededDropout)]
         self.decay = models[0].precisions()
 
-    def _lay_out(self, rows: int) -> None:
+    def _lay_out(self, sizes: Iterable[int]) -> None:
         """Stores every parameter in the memory order of its gradient: fused optimisers go over both as flat arrays.
 
-        The gradient of a stacked matrix product comes out transposed. A dry run finds out; what it changes is put back.
+        The gradient of a stacked matrix product comes out transposed. A dry run for each batch size finds out, and makes the
+        libraries load what they cannot load within a graph; what it changes is put back.
         """
         kept = {n: b.clone() for n, b in self.extractor.buffers.items()}
-        gradients = iter(self._gradients(rows)[1])
+        *_, gradients = (iter(self._gradients(rows)[1]) for rows in sizes)
         for part in self.parts:
             for name, value in part.parameters.items():
                 moved = torch.empty_like(next(gradients)).copy_(value.detach())
@@ -294,7 +295,7 @@ class Stack:
         self.first = torch.full((num,), math.nan, dtype=x.dtype, device=x.device)
         self.total = torch.zeros(num, dtype=torch.float64, device=x.device)
         self.bad = torch.zeros(num, dtype=torch.bool, device=x.device)
-        self._lay_out(sizes[0])
+        self._lay_out(sorted(set(sizes)) if self.rates.is_cuda else sizes[:1])
         self._make_optimizer()
         step: dict[int, Callable[[], Any]] = {
             rows: self._capture(rows) if self.graphed else (lambda rows=rows: self._step(rows)) for rows in set(sizes)

@@ -102,9 +102,16 @@ def ood_auc(inside: ArrayLike, outside: ArrayLike) -> float:
     return float(roc_auc_score(*_ood(inside, outside)))
 
 
-def ood_aupr(inside: ArrayLike, outside: ArrayLike) -> float:
-    """Average precision of detecting the outside inputs; higher is better, its base rate is their share."""
-    return float(average_precision_score(*_ood(inside, outside)))
+def ood_aupr(inside: ArrayLike, outside: ArrayLike, *, weight: float = 1.0) -> float:
+    """Average precision of detecting the outside inputs; higher is better, its base rate is their share.
+
+    Args:
+        inside: Scores of the inputs that are in distribution.
+        outside: Scores of those that are not.
+        weight: How many inputs each outside one stands for, where they are a sample of a larger set.
+    """
+    labels, scores = _ood(inside, outside)
+    return float(average_precision_score(labels, scores, sample_weight=np.where(labels == 1, weight, 1.0)))
 
 
 def fpr95(inside: ArrayLike, outside: ArrayLike) -> float:

@@ -143,7 +143,8 @@ class CategoricalPredictive(Predictive):
         count = 0
         log_sum, square, entropy = torch.tensor(-math.inf), torch.zeros(()), torch.zeros(())
         for draw in logits:
-            log_p = torch.log_softmax(draw, -1)
+            # In float64: the variance of a confident class is far below float32's rounding of its square.
+            log_p = torch.log_softmax(draw.double(), -1)
             p = log_p.exp()
             log_sum, square, entropy = (
                 torch.logaddexp(log_sum.to(log_p), log_p),

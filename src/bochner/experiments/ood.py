@@ -1,9 +1,10 @@
 """CIFAR-10 against CIFAR-100 and SVHN: what networks trained on the first make of the other two.
 
 One GoogLeNet, trained here, gives the features; they are computed once. On them, for five models: SWAG as in the paper, scored as
-its code does ("paper": BatchNorm statistics of the set that is scored, twice SWAG's covariance, no low-rank part outside) and as it
-should be ("bochner"); and a closed-form posterior of the output layer, which needs no training but a choice of lengthscale and
-amplitude. Beside them what people compare with: maximum probability, energy, and an ensemble of heads.
+its code does ("paper": BatchNorm statistics of the set that is scored, twice SWAG's covariance, no low-rank part outside), as its
+code would with the training set's BatchNorm ("paper-train-bn"), and as it should be ("bochner"); and a closed-form posterior of the
+output layer, which needs no training but a choice of lengthscale and amplitude. Beside them what people compare with: maximum
+probability, energy, and an ensemble of heads.
 
 5,000 training images are held out of everything, to choose the learning rate of SWAG (the paper uses the test set) and the
 hyperparameters of the closed form.
@@ -17,14 +18,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bochner import metrics
 from bochner.datasets import data_folder, load_images
-from bochner.experiments.pretraining import CLASSES, Pictures, Schedule, features, pretrained
+from bochner.experiments.pretraining import (
+    CHUNK,
+    CLASSES,
+    Pictures,
+    Schedule,
+    features,
+    flop,
+    matmul_rate,
+    now,
+    pretrained,
+)
 from bochner.experiments.rows import Row, add_rows, provenance, read_rows
+from bochner.experiments.scoring import OUTSIDE, plain_rows, prediction_rows
 from bochner.experiments.zoo import assemble
 from bochner.models import Model
 from bochner.posteriors.closed_form import ClosedFormClassifier
@@ -34,7 +44,6 @@ from bochner.predictive import CategoricalPredictive
 from bochner.training import Recipe, adam, fit_map
 
 NETWORKS = ("relu", "local-rbf", "rbf-sin", "local-matern32", "matern32-sin")
-OUTSIDE = ("cifar100", "svhn-1083")
 HEADS = ("text", "code")
 
 
@@ -58,7 +67,8 @@ class Config:
         closed_width: Units of the closed form.
         lengthscales: Those tried for it, in units of the median distance between features.
         amplitudes: Prior standard deviations tried for it.
-        search_width: Units while they are tried.
+        closed_draws: Its draws of the outputs, which cost next to nothing.
+        search_width: Units while hyperparameters are tried.
         members: Heads in the ensemble.
     """
 
@@ -76,6 +86,7 @@ class Config:
     closed_width: int = 4000
     lengthscales: tuple[float, ...] = (0.125, 0.25, 0.5, 1.0, 2.0)
     amplitudes: tuple[float, ...] = (1.0, 3.0, 10.0)
+    closed_draws: int = 1000
     search_width: int = 500
     members: int = 5
 
@@ -109,26 +120,22 @@ class Features:
         self.labels = {"train": labels[:cut], "held_out": labels[cut:], "cifar10": truth}
         sets = {"train": seen, "held_out": show(train[cut:]), "cifar10": inside}
         sets |= {name: show(x) for name, x in images.items()}
-        start = self._now(config.device)
+        features(net, seen[:CHUNK])  # libraries choose and load their kernels
+        start = now(config.device)
         self.bochner = {name: features(net, x) for name, x in sets.items()}
-        self.seconds = self._now(config.device) - start
-        self.images = sum(len(x) for x in sets.values())
+        seconds, images = now(config.device) - start, sum(len(x) for x in sets.values())
+        rate = images * flop(net[0], seen[:1]) / seconds
+        self.speed = {"images_per_second": round(images / seconds), "extraction_tflops": rate / 1e12}
+        self.speed["matmul_share"] = rate / matmul_rate(config.device)
         self.paper = self.bochner | {name: features(net, sets[name], statistics_of=sets[name]) for name in OUTSIDE}
-        self.linear = copy.deepcopy(net[1])
+        self.linear, self.whole = copy.deepcopy(net[1]), {"paper": self.paper, "bochner": self.bochner}
         if config.head == "code":
             self._project(config.seed)
-
-    @staticmethod
-    def _now(device: str) -> float:
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
     def _project(self, seed: int) -> None:
         """The fixed projection to 25 of the published code, with its ReLU. The linear head keeps the features."""
         wide = self.bochner["train"].shape[1]
         matrix = torch.randn(wide, 25, generator=torch.Generator().manual_seed(seed)) / math.sqrt(wide)
-        self.whole = self.bochner
         self.bochner, self.paper = (
             {name: (x @ matrix.to(x)).relu() for name, x in which.items()} for which in (self.bochner, self.paper)
         )
@@ -213,119 +220,56 @@ def _closed_form(config: Config, data: Features, name: str) -> tuple[ClosedFormC
     some = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(config.seed))[:1000].to(x.device)]
     median = float(torch.pdist(some).median())
 
-    def fit(share: float, amplitude: float, width: int, steps: int) -> ClosedFormClassifier:
+    def fit(share: float, amplitude: float, width: int, steps: int, draws: int) -> ClosedFormClassifier:
         options: Any = {"seed": config.seed, "width": width, "lengthscale": share * median}
         head = _head(config, data, name, "bochner", **options)
         generator = torch.Generator().manual_seed(config.seed)
-        rest: Any = {"amplitude": amplitude, "samples": config.draws, "steps": steps, "generator": generator}
+        rest: Any = {"amplitude": amplitude, "samples": draws, "steps": steps, "generator": generator}
         return ClosedFormClassifier(head, x, y, full_limit=0, **rest)
 
     def score(share: float, amplitude: float) -> float:
-        posterior = fit(share, amplitude, config.search_width, 20)
-        return -float(posterior.predict(data.bochner["held_out"]).log_prob(data.labels["held_out"]).mean())
+        posterior = fit(share, amplitude, config.search_width, 20, config.draws)
+        loss = -float(posterior.predict(data.bochner["held_out"]).log_prob(data.labels["held_out"]).mean())
+        return math.inf if math.isnan(loss) else loss
 
     grid = [(share, amplitude) for share in config.lengthscales for amplitude in config.amplitudes]
     share, amplitude = min(grid, key=lambda pair: score(*pair))
     chosen = {"lengthscale": share * median, "median_distance": median, "amplitude": amplitude}
-    return fit(share, amplitude, config.closed_width, 100), chosen | {"width": config.closed_width}
-
-
-SCORES: dict[str, Callable[[Any], Tensor]] = {
-    "entropy": lambda p: p.entropy,
-    "marginal_variance": lambda p: p.marginal_variance,
-}
-
-
-def _numbers(values: Tensor) -> np.ndarray:
-    return values.double().cpu().numpy()
-
-
-def _scored(scores: dict[str, Tensor]) -> list[Row]:
-    """How well a score tells each set outside from CIFAR-10."""
-    inside = _numbers(scores["cifar10"])
-    return [
-        {
-            "outside": name,
-            "auc": metrics.ood_auc(inside, _numbers(scores[name])),
-            "aupr": metrics.ood_aupr(inside, _numbers(scores[name])),
-            "fpr95": metrics.fpr95(inside, _numbers(scores[name])),
-        }
-        for name in OUTSIDE
-    ]
-
-
-def _picture(scores: dict[str, Tensor], entropy: dict[str, Tensor]) -> Row:
-    """What the figure shows: histograms of a score over the sets, and the images of lowest and highest entropy."""
-    values = {name: _numbers(score) for name, score in scores.items()}
-    top = max(float(v.max()) for v in values.values())
-    counts = {name: np.histogram(v, bins=50, range=(0, top))[0].tolist() for name, v in values.items()}
-    order = {name: np.argsort(_numbers(score), kind="stable") for name, score in entropy.items()}
-    ends = {
-        "lowest": {n: o[:10].tolist() for n, o in order.items()},
-        "highest": {n: o[-10:].tolist() for n, o in order.items()},
-    }
-    return {"outside": "histogram", "top": top, "counts": counts, **ends}
-
-
-def _prediction_rows(predictions: dict[str, Any], y: Tensor) -> list[Row]:
-    """Rows of one posterior: for every score, each set outside, and the histogram."""
-    inside = predictions["cifar10"]
-    common = {
-        "accuracy": metrics.accuracy(y.cpu(), inside.probabilities.cpu()),
-        "nlpd": -float(inside.log_prob(y).mean()),
-    }
-    entropy = {name: p.entropy for name, p in predictions.items()}
-    rows = []
-    for score, of in SCORES.items():
-        scores = {name: of(p) for name, p in predictions.items()}
-        rows += [{"score": score, **common, **row} for row in [*_scored(scores), _picture(scores, entropy)]]
-    return rows
+    return fit(share, amplitude, config.closed_width, 100, config.closed_draws), chosen | {"width": config.closed_width}
 
 
 def _swag_rows(config: Config, data: Features, name: str) -> Iterator[Row]:
     collected = _Collected(config, data, name)
     chosen = {"swag_lr": collected.rate, "tried": collected.tried}
-    for protocol, sets in (("paper", data.paper), ("bochner", data.bochner)):
+    for protocol, sets in (("paper", data.paper), ("paper-train-bn", data.bochner), ("bochner", data.bochner)):
         predictions = {
             which: collected.predict(sets[which], protocol, outside=which != "cifar10")
             for which in ("cifar10", *OUTSIDE)
         }
-        for row in _prediction_rows(predictions, data.labels["cifar10"]):
+        for row in prediction_rows(predictions, data.labels["cifar10"]):
             yield {"protocol": protocol, **row, **chosen}
 
 
 def _closed_form_rows(config: Config, data: Features, name: str) -> Iterator[Row]:
     posterior, chosen = _closed_form(config, data, name)
     predictions = {which: posterior.predict(data.bochner[which]) for which in ("cifar10", *OUTSIDE)}
-    for row in _prediction_rows(predictions, data.labels["cifar10"]):
+    for row in prediction_rows(predictions, data.labels["cifar10"]):
         yield {"protocol": "bochner", **row, **chosen}
-
-
-def _plain_scores(logits: dict[str, Tensor], y: Tensor) -> Iterator[Row]:
-    """Maximum probability and energy of a network's outputs."""
-    log_p = {name: f.log_softmax(-1) for name, f in logits.items()}
-    inside = log_p["cifar10"]
-    common = {"accuracy": metrics.accuracy(y.cpu(), inside.exp().cpu())}
-    common["nlpd"] = -float(inside.gather(-1, y[:, None]).mean())
-    for score, of in {
-        "max_probability": {name: -p.max(-1).values for name, p in log_p.items()},
-        "energy": {name: -f.logsumexp(-1) for name, f in logits.items()},
-    }.items():
-        yield from ({"protocol": "bochner", "score": score, **common, **row} for row in _scored(of))
 
 
 @torch.no_grad()
 def _plain_rows(config: Config, data: Features, name: str) -> Iterator[Row]:
     """Baselines: the GoogLeNet's own linear layer, or one trained ReLU head."""
-    sets = ("cifar10", *OUTSIDE)
     if name == "googlenet":
-        whole = data.bochner if config.head == "text" else data.whole
-        yield from _plain_scores({which: data.linear(whole[which]) for which in sets}, data.labels["cifar10"])
-        return
-    head = _head(config, data, name, "paper", seed=config.seed, width=config.width, lengthscale=1.0)
-    with torch.enable_grad():
-        _fit(config, data, head, config.seed)
-    yield from _plain_scores({which: head(data.bochner[which]) for which in sets}, data.labels["cifar10"])
+        net, known = data.linear, data.whole
+    else:
+        net, known = _head(config, data, name, "paper", seed=config.seed, width=config.width, lengthscale=1.0), {}
+        with torch.enable_grad():
+            _fit(config, data, net, config.seed)  # pyright: ignore[reportArgumentType]
+    for protocol, sets in (("paper", data.paper), ("bochner", data.bochner)):
+        seen = known.get(protocol, sets)
+        logits = {which: net(seen[which]) for which in ("cifar10", *OUTSIDE)}
+        yield from plain_rows(logits, data.labels["cifar10"], protocol)
 
 
 @torch.no_grad()
@@ -339,7 +283,7 @@ def _ensemble_rows(config: Config, data: Features, name: str) -> Iterator[Row]:
         which: CategoricalPredictive.from_logits(head(data.bochner[which]) for head in heads)
         for which in ("cifar10", *OUTSIDE)
     }
-    for row in _prediction_rows(predictions, data.labels["cifar10"]):
+    for row in prediction_rows(predictions, data.labels["cifar10"]):
         yield {"protocol": "bochner", **row, "members": config.members}
 
 
@@ -371,23 +315,22 @@ def run(
         return read_rows(path)
     start = time.perf_counter()
     data = Features(config, progress)
-    extractor = {f"pretrain_{k}": data.notes[k] for k in ("accuracy", "epochs", "seconds")}
-    rate = data.images / data.seconds
+    common: Row = {"experiment": "cifar-ood", "head": config.head, "seed": config.seed}
+    extractor = {f"pretrain_{k}": v for k, v in data.notes.items()} | data.speed
     report(
-        f"GoogLeNet: accuracy {data.notes['accuracy']:.4f}, trained in {data.notes['seconds']:.0f} s; "
-        f"features of {data.images} images at {rate:.0f} images/s; {time.perf_counter() - start:.0f} s until here"
+        f"GoogLeNet: accuracy {data.notes['accuracy']:.4f}, trained in {data.notes['seconds']:.0f} s; features at "
+        f"{data.speed['images_per_second']} images/s, {data.speed['extraction_tflops']:.1f} TFLOP/s, "
+        f"{data.speed['matmul_share']:.2f} of a matrix product's rate; {time.perf_counter() - start:.0f} s until here"
     )
     for number, (method, name) in enumerate(jobs, start=1):
         start = time.perf_counter()
-        common = {
-            "experiment": "cifar-ood",
-            "head": config.head,
-            "posterior": method,
-            "model": name,
-            "seed": config.seed,
-        }
-        found = list(METHODS[method][0](config, data, name))
-        origin: Row = {"seconds": round(time.perf_counter() - start, 2), **extractor, "images_per_second": round(rate)}
-        add_rows(path, [{**common, **row, **origin, **provenance(config.device)} for row in found], _key)
-        report(f"[{number}/{len(jobs)}] {method} {name}  {origin['seconds']:.1f} s")
+        try:
+            found = [{"status": "ok", **row} for row in METHODS[method][0](config, data, name)]
+        except ValueError as error:  # a divergence, or numbers that are not finite: a row says so
+            found = [{"status": "diverged", "protocol": "", "score": "", "outside": "", "reason": str(error)}]
+        unit = {**common, "posterior": method, "model": name}
+        origin: Row = {"seconds": round(time.perf_counter() - start, 2), **extractor, **provenance(config.device)}
+        add_rows(path, [{**unit, **row, **origin} for row in found], _key)
+        state = "" if found[0]["status"] == "ok" else f"  diverged: {found[0]['reason']}"
+        report(f"[{number}/{len(jobs)}] {method} {name}  {origin['seconds']:.1f} s{state}")
     return read_rows(path)

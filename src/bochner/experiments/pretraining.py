@@ -1,5 +1,6 @@
 """GoogLeNet on CIFAR-10: trained once, kept outside the repository, and the features that it gives."""
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -13,11 +14,13 @@ from rich.progress import track
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from bochner.networks import googlenet, linear
 from bochner.randomness import counter_permutation, counter_uniform
 
 CLASSES = 10
+CHUNK = 1000  # images at a time
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,18 @@ def _write(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> Non
     part.replace(path)
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read(path: Path, training: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Weights and notes of a file that the same training wrote."""
     try:
         with safe_open(path, "pt") as file:  # pyright: ignore[reportGeneralTypeIssues]
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+            tensors, notes = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"The file {path} cannot be read as weights ({error}); delete it and run again.") from error
+    if notes.get("training") != training:
+        raise ValueError(
+            f"The file {path} was not made by this training ({training}) but by {notes.get('training')}; delete it and run again."
+        )
+    return tensors, notes
 
 
 def pretrained(
@@ -124,29 +133,34 @@ def pretrained(
         **options: ``progress``, whether to show a bar.
     """
     net = network(schedule, seed).to(images.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    training = f"{schedule}, seed {seed}, {len(images)} images"
     if not path.exists():
         partial = path.with_name(f"{path.stem}-partial{path.suffix}")
-        seconds = _train(net, partial, schedule, seed, images, labels, **options)
+        seconds = _train(net, partial, training, schedule, seed, images, labels, **options)
         found = _predict(net, score).argmax(-1)
-        notes = {"accuracy": (found == truth).double().mean().item(), "epochs": schedule.epochs, "seed": seed}
-        _write(path, net.state_dict(), notes | {"seconds": round(seconds, 1)})
+        notes = {"accuracy": (found == truth).double().mean().item(), "seconds": round(seconds, 1)}
+        _write(path, net.state_dict(), notes | {"epochs": schedule.epochs, "training": training})
         partial.unlink(missing_ok=True)
-    tensors, notes = _read(path)
-    try:
-        net.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ValueError(f"The file {path} holds another network's weights; delete it and run again.") from error
-    return net.eval(), {k: float(v) for k, v in notes.items()}
+    tensors, notes = _read(path, training)
+    net.load_state_dict(tensors)
+    return net.eval(), {k: float(notes[k]) for k in ("accuracy", "seconds", "epochs")}
 
 
 def _train(
-    net: nn.Module, partial: Path, schedule: Schedule, seed: int, images: Tensor, labels: Tensor, progress: bool = False
+    net: nn.Module,
+    partial: Path,
+    training: str,
+    schedule: Schedule,
+    seed: int,
+    images: Tensor,
+    labels: Tensor,
+    progress: bool = False,
 ) -> float:
     """Trains in place, from where an earlier run stopped; returns the seconds it took."""
     optimizer = torch.optim.SGD(
         net.parameters(), lr=0.0, momentum=0.9, nesterov=True, weight_decay=schedule.weight_decay
     )
-    first, seconds = _resume(net, optimizer, partial)
+    first, seconds = _resume(net, optimizer, partial, training)
     num, size, device = len(images), schedule.batch_size, images.device.type
     steps = -(-num // size)
     seeds = torch.tensor([seed], device=images.device)
@@ -167,16 +181,16 @@ def _train(
             raise ValueError(f"Pretraining diverged in epoch {epoch + 1}; lower its learning rate.")
         seconds += time.perf_counter() - start
         buffers = {f"momentum.{n}": optimizer.state[p]["momentum_buffer"] for n, p in net.named_parameters()}
-        _write(partial, net.state_dict() | buffers, {"epochs": epoch + 1, "seconds": seconds})
+        _write(partial, net.state_dict() | buffers, {"epochs": epoch + 1, "seconds": seconds, "training": training})
     net.eval()
     return seconds
 
 
-def _resume(net: nn.Module, optimizer: torch.optim.Optimizer, partial: Path) -> tuple[int, float]:
+def _resume(net: nn.Module, optimizer: torch.optim.Optimizer, partial: Path, training: str) -> tuple[int, float]:
     """Takes up a state that an interrupted run left; returns the epochs and seconds that are done."""
     if not partial.exists():
         return 0, 0.0
-    tensors, notes = _read(partial)
+    tensors, notes = _read(partial, training)
     for name, p in net.named_parameters():
         optimizer.state[p]["momentum_buffer"] = tensors.pop(f"momentum.{name}").to(p)
     net.load_state_dict(tensors)
@@ -184,9 +198,9 @@ def _resume(net: nn.Module, optimizer: torch.optim.Optimizer, partial: Path) -> 
 
 
 @torch.no_grad()
-def _predict(net: Callable[[Tensor], Tensor], images: Tensor, chunk: int = 1000) -> Tensor:
+def _predict(net: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     with _autocast(images.device.type):
-        return torch.cat([net(part) for part in images.split(chunk)]).float()
+        return torch.cat([net(part) for part in images.split(CHUNK)]).float()
 
 
 def features(net: nn.Sequential, images: Tensor, *, statistics_of: Tensor | None = None) -> Tensor:
@@ -202,14 +216,44 @@ def features(net: nn.Sequential, images: Tensor, *, statistics_of: Tensor | None
         return _predict(net[0].eval(), images)
     kept = {name: value.clone() for name, value in net[0].state_dict().items()}
     norms = [m for m in net[0].modules() if isinstance(m, nn.BatchNorm2d)]
+    net[0].train()
     try:
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # a plain average over batches
-        _predict(net[0].train(), statistics_of)
+        seen = 0
+        for part in statistics_of.split(CHUNK):
+            seen += len(part)
+            for norm in norms:
+                norm.momentum = len(part) / seen  # an average over images, whatever the size of the last batch
+            _predict(net[0], part)
         return _predict(net[0].eval(), images)
     finally:
         for norm in norms:
             norm.momentum = 0.1
         net[0].load_state_dict(kept)
         net[0].eval()
+
+
+def flop(net: nn.Module, image: Tensor) -> int:
+    """Floating-point operations of one image, (1, 3, h, w), forward."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net(image)
+    return counter.get_total_flops()
+
+
+def matmul_rate(device: str) -> float:
+    """FLOP per second of a large matrix product, in bfloat16 on CUDA: what a share is measured against."""
+    cuda = device.startswith("cuda")
+    side = 8192 if cuda else 1024
+    a = torch.ones(side, side, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
+    best = math.inf
+    for _ in range(5):
+        start = now(device)
+        torch.mm(a, a)
+        best = min(best, now(device) - start)
+    return 2 * side**3 / best
+
+
+def now(device: str) -> float:
+    """Seconds, once the device has done what it was asked to."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter()

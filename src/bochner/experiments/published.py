@@ -124,22 +124,18 @@ class PublishedLaplace:
 
     @torch.no_grad()
     def outputs(self, x: Tensor, *, scales: Sequence[float], num: int) -> Iterator[Tensor]:
-        """Outputs (len(scales), E, n, c) of each of ``num`` draws at inputs (E, n, d).
+        """Outputs (len(scales), E, n, c) of each of ``num`` draws at inputs (E, n, d), for networks of linear layers.
 
         As in the code, draw i takes its noise from seed i: all networks and scales share it.
         """
         # The rows are repeated for every scale: one tall product in place of several.
         shrink = torch.tensor([scale / self.num_data for scale in scales], dtype=x.dtype, device=x.device)
-        tall = x.repeat(1, len(scales), *[1] * (x.ndim - 2))
+        tall = x.repeat(1, len(scales), 1)
         every = self.parameters | self.buffers
         # A GPU takes all networks at once; a CPU a few thousand rows at a time, whose activations stay in its cache.
         size = len(x) if x.is_cuda else max(1, 2000 // tall.shape[1])
         for i in range(num):
-            generator = torch.Generator(x.device).manual_seed(i)
-            noise = [
-                torch.randn(b.shape[-1], a.shape[-1], generator=generator, dtype=a.dtype, device=a.device)
-                for a, b in self.inverses
-            ]
+            noise = self._noise(i)
 
             def single(numbers: Parameters, roots: Any, own: Tensor, noise: Any = noise) -> Tensor:
                 return self._perturbed(numbers, roots, noise, own, shrink)
@@ -150,6 +146,27 @@ class PublishedLaplace:
             ]
             yield torch.cat(parts).unflatten(1, (len(scales), -1)).transpose(0, 1)
 
+    def _noise(self, seed: int) -> list[Tensor]:
+        """The standard normal matrices of one draw, a layer after the other."""
+        generator = torch.Generator(self.inverses[0][0].device).manual_seed(seed)
+        return [
+            torch.randn(b.shape[-1], a.shape[-1], generator=generator, dtype=a.dtype, device=a.device)
+            for a, b in self.inverses
+        ]
+
+    @torch.no_grad()
+    def networks(self, *, scale: float, num: int) -> Iterator[Parameters]:
+        """Parameters (E, ...) of each of ``num`` draws: what ``outputs`` moves, and convolutions too."""
+        for i in range(num):
+            drawn = dict(self.parameters)
+            for tap, (a, b), z in zip(self.layers, self.inverses, self._noise(i), strict=True):
+                change = scale / self.num_data * b.mT @ z @ a.mT
+                names = [f"{tap.name}.weight", *([f"{tap.name}.bias"] if tap.has_bias else [])]
+                parts = (change[..., :-1], change[..., -1]) if tap.has_bias else (change,)
+                for name, part in zip(names, parts, strict=True):  # phases move before their link
+                    drawn[name] = drawn[name] + part.reshape(drawn[name].shape)
+            yield drawn
+
     def _perturbed(self, numbers: Parameters, roots: Any, noise: list[Tensor], x: Tensor, shrink: Tensor) -> Tensor:
         """One network with every layer's weights moved, without forming them: a few rows go through three thin products."""
         rows: dict[str, Tensor] = {}
@@ -157,17 +174,12 @@ class PublishedLaplace:
         for tap, (a, b), z in zip(self.layers, roots, noise, strict=True):
 
             def hear(_: nn.Module, args: tuple[Tensor, ...], tap: Tap = tap) -> None:
-                rows[tap.name] = tap.rows(args[0]).flatten(0, 1)
+                rows[tap.name] = tap.rows(args[0])[:, 0]
 
             def move(
                 _: nn.Module, __: Any, f: Tensor, tap: Tap = tap, a: Tensor = a, b: Tensor = b, z: Tensor = z
             ) -> Tensor:
-                moved = _change(tap, rows[tap.name], a, b, z, shrink)
-                if isinstance(
-                    tap.module, nn.Conv2d
-                ):  # (images · positions, channels) to (images, channels, height, width)
-                    moved = moved.unflatten(0, (len(f), -1)).mT
-                return f + moved.reshape(f.shape)
+                return f + _change(tap, rows[tap.name], a, b, z, shrink)
 
             handles += [tap.module.register_forward_pre_hook(hear), tap.nudged.register_forward_hook(move)]
         try:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from bochner import metrics
 from bochner.datasets import load_images
@@ -166,7 +167,10 @@ class _Posteriors:
         self.names = ("map", "kfac") if config.protocol == "paper" else config.posteriors
         if config.protocol == "paper":
             first, seeds = slice(config.batch_size), torch.tensor([config.seed], device=x.device)
-            self.published = PublishedLaplace([model], x[None, first], y[None, first], num_data=len(x), seeds=seeds)
+            published = PublishedLaplace([model], x[None, first], y[None, first], num_data=len(x), seeds=seeds)
+            self.drawn = [
+                {n: p[0] for n, p in each.items()} for each in published.networks(scale=1.0, num=config.draws)
+            ]
             return
         if "kfac" in self.names:
             self.kfac = Laplace(model, x, y)
@@ -194,9 +198,8 @@ class _Posteriors:
         if self.config.protocol == "bochner":
             generator = torch.Generator(x.device).manual_seed(self.config.seed)
             return self.kfac.predict(x, samples=self.config.draws, chunk=1000, generator=generator)
-        draws = [list(self.published.outputs(part[None], scales=[1.0], num=self.config.draws)) for part in parts]
         return CategoricalPredictive.from_logits(
-            torch.cat([d[0, 0] for d in each]) for each in zip(*draws, strict=True)
+            torch.cat([functional_call(self.model, drawn, (part,)) for part in parts]) for drawn in self.drawn
         )
 
 
@@ -222,11 +225,11 @@ def run_network(config: Config, name: str, *, progress: bool = False) -> list[Ro
     common["train_seconds"] = round(time.perf_counter() - start, 2)
     found: list[Row] = []
     posteriors = None if failed else _Posteriors(config, model, data)
-    with tf32(config.device.startswith("cuda")):
-        for angle in config.angles:
-            turned = data.standardise(rotate(data.test, angle))
-            for kind in posteriors.names if posteriors else ("map",):
+    for angle in config.angles:
+        turned = data.standardise(rotate(data.test, angle))
+        for kind in posteriors.names if posteriors else ("map",):
+            with tf32(config.device.startswith("cuda") and kind != "closed_form"):
                 values = _measure(posteriors.predict(kind, turned), data.y_test) if posteriors else {}
-                found.append({"posterior": kind, "angle": angle, **values})
+            found.append({"posterior": kind, "angle": angle, **values})
     origin = {"seconds": round(time.perf_counter() - start, 2), **provenance(config.device)}
     return [{**common, **row, **origin} for row in found]

@@ -252,7 +252,9 @@ class ClosedFormClassifier:
         with torch.no_grad():
             self.mean = self._mode(x, y, prior, steps, chunk)
             self.full = self.mean.numel() <= full_limit
-            self.factor = cholesky(self._precision(x, prior, chunk))
+            precision = self._precision(x, prior, chunk)
+            # One class at a time: libraries treat batches of matrices as small ones.
+            self.factor = cholesky(precision) if self.full else torch.stack([cholesky(block) for block in precision])
             # With the joint precision at hand Newton's method finishes what L-BFGS left.
             for _ in range(3 if self.full else 0):
                 gradient = self._loss_and_gradient(self.mean, x, y, prior, chunk)[1].mT.reshape(-1, 1)
@@ -315,8 +317,8 @@ class ClosedFormClassifier:
         phi = features(self.model, x).double()
         c = self.classes
         if not self.full:
-            half = torch.linalg.solve_triangular(self.factor, phi.mT.expand(c, -1, -1), upper=False)
-            return phi @ self.mean, torch.diag_embed(half.square().sum(1).mT)
+            halves = (torch.linalg.solve_triangular(factor, phi.mT, upper=False) for factor in self.factor)
+            return phi @ self.mean, torch.diag_embed(torch.stack([half.square().sum(0) for half in halves], -1))
         # Columns of the identity over classes: L⁻¹(e_i ⊗ φ) for each i.
         wide = torch.stack([torch.cat([phi.mT * float(i == j) for j in range(c)]) for i in range(c)])
         half = torch.linalg.solve_triangular(self.factor, wide, upper=False)

@@ -52,6 +52,12 @@ SCORES = {
 }
 
 
+AUPR_RULE = (
+    "SVHN is the first 1,083 images of its training set, without labels. Its AUPR is given at the base rate of the whole test set "
+    "of 26,032, as the paper's is: each image counts 24 times. In brackets the paper's values.\n"
+)
+
+
 def _json(name: str) -> Any:
     return json.loads(files("bochner.reports").joinpath(name).read_text(encoding="utf-8"))
 
@@ -62,7 +68,7 @@ def _markdown(table: Table) -> str:
 
 
 def _paper_curve(row: Row, metric: str) -> list[float] | None:
-    """The paper's curve of a model, for the experiment and protocol that it can be compared with."""
+    """The paper's curve of a model and posterior, whatever the protocol of the row; None where it has none."""
     if row["experiment"] != "rotated-mnist" or row["posterior"] not in ("map", "kfac"):
         return None
     return _json("paper_mnist.json")[row["posterior"]][metric][row["model"]]
@@ -143,9 +149,15 @@ def rotation_table(rows: list[Row]) -> str:
     return _markdown(table)
 
 
+def _first_seed(rows: list[Row]) -> list[Row]:
+    """Rows of the smallest seed that did not diverge."""
+    seed = min(row["seed"] for row in rows)
+    return [row for row in rows if row["status"] == "ok" and row["seed"] == seed]
+
+
 def ood_table(rows: list[Row]) -> str:
-    """AUC, AUPR and FPR95 of every method, the paper's AUC and AUPR in brackets where it has them."""
-    paper = _json("paper_ood.json")
+    """AUC, AUPR and FPR95 of every method, the paper's AUC and AUPR in brackets beside the rows of its protocol."""
+    paper, rows = _json("paper_ood.json"), _first_seed(rows)
     table: Table = [["posterior", "protocol", "model", "score", "ACC", "NLPD"]]
     table[0] += [f"{title} {m}" for title in (SETS["cifar100"], SETS["svhn-1083"]) for m in ("AUC", "AUPR", "FPR95")]
     groups: dict[tuple[str, ...], dict[str, Row]] = {}
@@ -166,19 +178,20 @@ def ood_table(rows: list[Row]) -> str:
             first = own["cifar100"]
             cells = [POSTERIORS[posterior], protocol, LABELS[model], SCORES[score]]
             cells += [f"{first['accuracy']:.4f}", f"{first['nlpd']:.3f}"]
-            known = paper.get(score, {}).get(model, {}) if posterior == "swag" else {}
+            known = paper.get(score, {}).get(model, {}) if (posterior, protocol) == ("swag", "paper") else {}
             for name in ("cifar100", "svhn-1083"):
                 theirs = known.get(name.split("-")[0], {})
-                for metric in ("auc", "aupr", "fpr95"):
-                    cells.append(f"{own[name][metric]:.3f}" + (f" ({theirs[metric]:.3f})" if metric in theirs else ""))
+                for metric, column in (("auc", "auc"), ("aupr", "aupr_full"), ("fpr95", "fpr95")):
+                    cells.append(f"{own[name][column]:.3f}" + (f" ({theirs[metric]:.3f})" if metric in theirs else ""))
             lines.append(cells)
         parts.append(f"Head: {head}\n\n{_markdown(lines)}")
-    return "\n".join(parts)
+    diverged = AUPR_RULE if rows else "Every method diverged.\n"
+    return "\n".join([diverged, *parts])
 
 
 def ood_figure(rows: list[Row], head: str, posterior: str, protocol: str) -> Figure:
     """Histograms of entropy and marginal variance over the three sets, a line for each model."""
-    chosen = [r for r in rows if (r["head"], r["posterior"], r["protocol"]) == (head, posterior, protocol)]
+    chosen = [r for r in _first_seed(rows) if (r["head"], r["posterior"], r["protocol"]) == (head, posterior, protocol)]
     by = {(r["model"], r["score"]): r for r in chosen if r["outside"] == "histogram"}
     models = [m for m in LABELS if (m, "entropy") in by]
     figure = Figure(figsize=(8, 1.9 * len(models)), layout="constrained")
@@ -201,7 +214,7 @@ def extreme_images_figure(rows: list[Row], head: str, posterior: str, protocol: 
     """Of each set the five images with the lowest entropy (left) and the five with the highest; reads the sets of images."""
     row = next(
         r
-        for r in rows
+        for r in _first_seed(rows)
         if (r["head"], r["posterior"], r["protocol"], r["model"]) == (head, posterior, protocol, model)
         and r["outside"] == "histogram"
     )
@@ -230,11 +243,14 @@ def write(folder: Path, target: Path) -> list[Path]:
             figures[f"{path.stem}-{protocol}"] = rotation_figure(rows, protocol)
     if rows := read_rows(folder / "cifar-ood.jsonl"):
         parts.append(f"## cifar-ood\n\n{ood_table(rows)}")
-        for key in sorted({(r["head"], r["posterior"], r["protocol"]) for r in rows if r["outside"] == "histogram"}):
+        drawn = [r for r in _first_seed(rows) if r["outside"] == "histogram"]
+        for key in sorted({(r["head"], r["posterior"], r["protocol"]) for r in drawn}):
             figures["-".join(("cifar-ood", *key))] = ood_figure(rows, *key)
+            models = {r["model"] for r in drawn if (r["head"], r["posterior"], r["protocol"]) == key}
             if key[1] == "swag":
                 with contextlib.suppress(FileNotFoundError):
-                    figures["-".join(("cifar-images", *key))] = extreme_images_figure(rows, *key, model="matern32-sin")
+                    last = max(models, key=list(LABELS).index)
+                    figures["-".join(("cifar-images", *key))] = extreme_images_figure(rows, *key, model=last)
     written = [target / "images.md", *(target / f"{name}.svg" for name in figures)]
     write_text(written[0], "\n".join(parts))
     for path, figure in zip(written[1:], figures.values(), strict=True):
