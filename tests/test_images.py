@@ -17,10 +17,10 @@ from bochner.cli import app
 from bochner.datasets import IMAGES, check, fetch, load_images, summaries
 from bochner.datasets.images import Images
 from bochner.experiments import ood, pretraining, rotation, scoring
-from bochner.experiments.ood import published_draws
-from bochner.experiments.pretraining import Pictures, Schedule, augment, features, network, pretrained
+from bochner.experiments.crops import shift
+from bochner.experiments.pretraining import Pictures, Schedule, features, network, pretrained
 from bochner.experiments.published import PublishedLaplace
-from bochner.experiments.rotation import EXPERIMENTS, rotate, run_network, shift
+from bochner.experiments.rotation import EXPERIMENTS, rotate, run_network
 from bochner.experiments.rows import read_rows, write_rows
 from bochner.experiments.zoo import assemble
 from bochner.networks import digit_net, googlenet
@@ -303,7 +303,7 @@ def test_pictures_are_standardised_by_channel(inside):
 
 def test_augmented_images_are_shifted_and_half_are_mirrored(inside):
     images = inside[0][:100, :, :6, :6]
-    moved, mirrored = augment(images, 0, 5), 0
+    moved, mirrored = shift(images, 4, 0, 5, mirror=True), 0
     padded = torch.nn.functional.pad(images, (4,) * 4)
     for image, result in zip(padded, moved, strict=True):
         windows = [image[:, i : i + 6, j : j + 6] for i in range(9) for j in range(9)]
@@ -325,10 +325,10 @@ def test_an_interrupted_pretraining_ends_where_a_whole_one_does(inside, tmp_path
         write(*args)
         calls.append(args[0].name)
         if len(calls) == 1:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("cut")
 
     monkeypatch.setattr(pretraining, "_write", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="cut"):
         pretrained(tmp_path / "cut.safetensors", *options)
     assert [p.name for p in tmp_path.glob("cut*")] == ["cut-partial.safetensors"]
     cut, _ = pretrained(tmp_path / "cut.safetensors", *options)
@@ -415,7 +415,8 @@ def test_published_swag_draws_have_twice_the_covariance_inside_and_its_diagonal_
     diagonal = swag.scatter[name][0] / swag.count
     low = torch.stack(swag.deviations[name])[:, 0].square().sum(0) / 3
     for low_rank, expected in ((True, diagonal + low), (False, diagonal)):
-        drawn = published_draws(swag, 40_000, low_rank=low_rank, generator=generator)[name][:, 0]
+        shares = {"diagonal": 1.0, "low_rank": float(low_rank)}
+        drawn = swag.sample_weights(40_000, **shares, generator=generator)[name][:, 0]
         torch.testing.assert_close(
             drawn.mean(0), swag.mean[name][0], rtol=0, atol=5 * expected.max().sqrt().item() / 200
         )

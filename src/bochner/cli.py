@@ -171,21 +171,14 @@ def _run_rotation(name: str, out: Path, seed: int, protocol: str, models: str | 
     """Makes the missing rows of a rotation experiment, network by network, then its table and figures."""
     from dataclasses import replace
 
-    from bochner.experiments.rotation import EXPERIMENTS, NETWORKS, key, run_network
-    from bochner.experiments.rows import add_rows, read_rows
+    from bochner.experiments.rotation import EXPERIMENTS, NETWORKS, run
     from bochner.experiments.uci import PROTOCOLS
 
     _word(protocol, PROTOCOLS, "protocol")
     config = replace(EXPERIMENTS[name], protocol=protocol, seed=seed, device=_device(device))
     chosen = _words(models, NETWORKS, "models")
-    path = _folder(out) / f"{name}.jsonl"
-    have = {(row["protocol"], row["model"], row["seed"]) for row in read_rows(path)}
-    for network in chosen:
-        if (protocol, network, seed) not in have:
-            rows = run_network(config, network, progress=console.is_terminal)
-            add_rows(path, rows, key)
-            state = "" if rows[0]["status"] == "ok" else "   diverged; remove its rows to try again with another --seed"
-            console.print(f"{network:<12} {rows[0]['seconds']:5.1f} s   {path}{state}", soft_wrap=True)
+    options: Any = {"progress": console.is_terminal, "report": lambda line: console.print(line, soft_wrap=True)}
+    run(config, _folder(out) / f"{name}.jsonl", models=chosen, **options)
     report(out)
 
 

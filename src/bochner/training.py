@@ -147,14 +147,7 @@ def fit_map(
     seeds = torch.as_tensor([seed] * num if isinstance(seed, int) else list(seed), device=device)
     if len(seeds) != num:
         raise ValueError(f"The seed parameter must be one number or {num}, got {len(seeds)} instead.")
-    rates = torch.as_tensor(
-        [recipe.lr] * num if isinstance(recipe.lr, int | float) else list(recipe.lr), dtype=torch.float64
-    )
-    if len(rates) != num or not bool((torch.isfinite(rates) & (rates > 0)).all()):
-        raise ValueError(f"The lr of the recipe must be positive, one number or {num}, got {recipe.lr} instead.")
-    for name, value in (("epochs", recipe.epochs), ("batch_size", recipe.batch_size)):
-        if value < 1:
-            raise ValueError(f"The {name} of the recipe must be at least 1, got {value} instead.")
+    rates = _rates(recipe, num)
     check_data(models[0], x, y)
     if rows is None:
         rows = torch.arange(len(x), device=device).expand(num, -1)
@@ -170,6 +163,19 @@ def fit_map(
             return Fit(*stack.train(x, y, rows, explosion, after_epoch, epochs))
         finally:  # an interrupted run keeps what it has learnt
             stack.write_back()
+
+
+def _rates(recipe: Recipe, num: int) -> Tensor:
+    """The learning rate of each of ``num`` networks, after a look at the recipe's numbers."""
+    rates = torch.as_tensor(
+        [recipe.lr] * num if isinstance(recipe.lr, int | float) else list(recipe.lr), dtype=torch.float64
+    )
+    if len(rates) != num or not bool((torch.isfinite(rates) & (rates > 0)).all()):
+        raise ValueError(f"The lr of the recipe must be positive, one number or {num}, got {recipe.lr} instead.")
+    for name, value in (("epochs", recipe.epochs), ("batch_size", recipe.batch_size)):
+        if value < 1:
+            raise ValueError(f"The {name} of the recipe must be at least 1, got {value} instead.")
+    return rates
 
 
 def fit_stacks(

@@ -35,6 +35,7 @@ from bochner.experiments.pretraining import (
 )
 from bochner.experiments.rows import Row, add_rows, provenance, read_rows
 from bochner.experiments.scoring import OUTSIDE, plain_rows, prediction_rows
+from bochner.experiments.swag import hold_lengthscales
 from bochner.experiments.zoo import assemble
 from bochner.models import Model
 from bochner.posteriors.closed_form import ClosedFormClassifier
@@ -113,24 +114,23 @@ class Features:
         inside = show(torch.from_numpy(data.x_test))
         truth = torch.from_numpy(data.y_test).long().to(config.device)
         seen = show(train[:cut])
-        options: Any = {"progress": progress}
-        net, self.notes = pretrained(
-            config.weights, config.schedule, config.seed, seen, labels[:cut], inside, truth, **options
-        )
+        known = (seen, labels[:cut], inside, truth)
+        net, self.notes = pretrained(config.weights, config.schedule, config.seed, *known, progress=progress)
         self.labels = {"train": labels[:cut], "held_out": labels[cut:], "cifar10": truth}
         sets = {"train": seen, "held_out": show(train[cut:]), "cifar10": inside}
         sets |= {name: show(x) for name, x in images.items()}
         features(net, seen[:CHUNK])  # libraries choose and load their kernels
         start = now(config.device)
         self.bochner = {name: features(net, x) for name, x in sets.items()}
-        seconds, images = now(config.device) - start, sum(len(x) for x in sets.values())
-        rate = images * flop(net[0], seen[:1]) / seconds
-        self.speed = {"images_per_second": round(images / seconds), "extraction_tflops": rate / 1e12}
+        seconds, num = now(config.device) - start, sum(len(x) for x in sets.values())
+        rate = num * flop(net[0], seen[:1]) / seconds
+        self.speed = {"images_per_second": round(num / seconds), "extraction_tflops": rate / 1e12}
         self.speed["matmul_share"] = rate / matmul_rate(config.device)
         self.paper = self.bochner | {name: features(net, sets[name], statistics_of=sets[name]) for name in OUTSIDE}
         self.linear, self.whole = copy.deepcopy(net[1]), {"paper": self.paper, "bochner": self.bochner}
         if config.head == "code":
             self._project(config.seed)
+        self.heads = {"paper": self.paper, "bochner": self.bochner}
 
     def _project(self, seed: int) -> None:
         """The fixed projection to 25 of the published code, with its ReLU. The linear head keeps the features."""
@@ -165,11 +165,8 @@ class _Collected:
         first = _head(config, data, name, "paper", seed=config.seed, width=config.width, lengthscale=1.0)
         trained = copy.deepcopy(first)
         _fit(config, data, trained, config.seed)
-        own, learnt = first.layer.multiplier, trained.layer.multiplier
-        for multiplier in (own, learnt):  # both from here on at what the first training found
-            multiplier.requires_grad_(False)
-        with torch.no_grad():
-            own.copy_(learnt)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        for head in (trained, first):  # both from here on at what the first training found
+            hold_lengthscales([head], [trained])
         x, y = data.bochner["held_out"], data.labels["held_out"]
 
         def score(rate: float) -> float:
@@ -195,23 +192,11 @@ class _Collected:
         """Prediction at features, under a protocol; the published one differs inside and outside the distribution."""
         if protocol == "bochner":
             return self.swag.predict(x, self.config.draws, generator=self._generator(1))
-        drawn = published_draws(self.swag, self.config.draws, low_rank=not outside, generator=self._generator(1))
+        # Twice SWAG's covariance inside; outside its diagonal part alone.
+        shares: Any = {"diagonal": 1.0, "low_rank": 0.0 if outside else 1.0}
+        drawn = self.swag.sample_weights(self.config.draws, **shares, generator=self._generator(1))
         outputs = drawn_outputs(self.swag.model.eval(), drawn, self.swag.fixed | self.swag.buffers, x)
         return CategoricalPredictive.from_logits(outputs[:, 0])
-
-
-@torch.no_grad()
-def published_draws(swag: Swag, num: int, *, low_rank: bool, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draws (num, 1, ...) as the published code has them: with twice SWAG's covariance, or with its diagonal part alone."""
-    drawn = {}
-    low = torch.randn(num, swag.rank, generator=generator, device=generator.device)
-    for name, mean in swag.mean.items():
-        noise = torch.randn((num, *mean.shape), generator=generator, device=generator.device).to(mean)
-        drawn[name] = mean + (swag.scatter[name] / swag.count).sqrt() * noise
-        if low_rank:
-            columns = torch.stack(swag.deviations[name])
-            drawn[name] += torch.einsum("sm,me...->se...", low.to(mean), columns) / math.sqrt(swag.rank - 1)
-    return drawn
 
 
 def _closed_form(config: Config, data: Features, name: str) -> tuple[ClosedFormClassifier, Row]:
@@ -261,14 +246,16 @@ def _closed_form_rows(config: Config, data: Features, name: str) -> Iterator[Row
 def _plain_rows(config: Config, data: Features, name: str) -> Iterator[Row]:
     """Baselines: the GoogLeNet's own linear layer, or one trained ReLU head."""
     if name == "googlenet":
-        net, known = data.linear, data.whole
+        net, seen = data.linear, data.whole
     else:
-        net, known = _head(config, data, name, "paper", seed=config.seed, width=config.width, lengthscale=1.0), {}
+        net, seen = (
+            _head(config, data, name, "paper", seed=config.seed, width=config.width, lengthscale=1.0),
+            data.heads,
+        )
         with torch.enable_grad():
             _fit(config, data, net, config.seed)  # pyright: ignore[reportArgumentType]
-    for protocol, sets in (("paper", data.paper), ("bochner", data.bochner)):
-        seen = known.get(protocol, sets)
-        logits = {which: net(seen[which]) for which in ("cifar10", *OUTSIDE)}
+    for protocol, sets in seen.items():
+        logits = {which: net(sets[which]) for which in ("cifar10", *OUTSIDE)}
         yield from plain_rows(logits, data.labels["cifar10"], protocol)
 
 

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from bochner.experiments.crops import shift
 from bochner.networks import googlenet, linear
-from bochner.randomness import counter_permutation, counter_uniform
+from bochner.randomness import counter_permutation
 
 CLASSES = 10
 CHUNK = 1000  # images at a time
@@ -69,19 +70,6 @@ class Pictures:
         return ((pixels - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
 
-def augment(images: Tensor, seed: int, stream: int) -> Tensor:
-    """Images (n, 3, h, w) shifted by up to 4 pixels, zeros moving in, and half of them mirrored."""
-    num, _, height, width = images.shape
-    draws = counter_uniform(torch.tensor([seed], device=images.device), stream, 3 * num).reshape(3, num, 1, 1)
-    top, left = (9 * draws[0]).long(), (9 * draws[1]).long()
-    columns = torch.arange(width, device=images.device).expand(num, 1, width)
-    columns = left + torch.where(draws[2] < 0.5, columns, width - 1 - columns)
-    rows = top + torch.arange(height, device=images.device)[None, :, None]
-    index = torch.arange(num, device=images.device)[:, None, None]
-    moved = F.pad(images, (4,) * 4).permute(0, 2, 3, 1)[index, rows, columns]
-    return moved.permute(0, 3, 1, 2)  # the memory has the channels last, as convolutions on a GPU like it
-
-
 def _autocast(device: str) -> torch.autocast:
     return torch.autocast("cuda", torch.bfloat16, enabled=device.startswith("cuda"))
 
@@ -116,7 +104,8 @@ def pretrained(
     labels: Tensor,
     score: Tensor,
     truth: Tensor,
-    **options: Any,
+    *,
+    progress: bool = False,
 ) -> tuple[nn.Sequential, dict[str, Any]]:
     """The trained network, from its file if that is there, and what is known of its training.
 
@@ -130,13 +119,13 @@ def pretrained(
         labels: Their classes.
         score: Test images, for the accuracy that is noted.
         truth: Their classes.
-        **options: ``progress``, whether to show a bar.
+        progress: Whether to show a bar.
     """
     net = network(schedule, seed).to(images.device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     training = f"{schedule}, seed {seed}, {len(images)} images"
     if not path.exists():
         partial = path.with_name(f"{path.stem}-partial{path.suffix}")
-        seconds = _train(net, partial, training, schedule, seed, images, labels, **options)
+        seconds = _train(net, partial, training, schedule, seed, images, labels, progress)
         found = _predict(net, score).argmax(-1)
         notes = {"accuracy": (found == truth).double().mean().item(), "seconds": round(seconds, 1)}
         _write(path, net.state_dict(), notes | {"epochs": schedule.epochs, "training": training})
@@ -154,7 +143,7 @@ def _train(
     seed: int,
     images: Tensor,
     labels: Tensor,
-    progress: bool = False,
+    progress: bool,
 ) -> float:
     """Trains in place, from where an earlier run stopped; returns the seconds it took."""
     optimizer = torch.optim.SGD(
@@ -173,7 +162,9 @@ def _train(
             for group in optimizer.param_groups:
                 group["lr"] = rate
             with _autocast(device):
-                loss = F.cross_entropy(net(augment(images[index], seed, epoch * steps + step)), labels[index])
+                loss = F.cross_entropy(
+                    net(shift(images[index], 4, seed, epoch * steps + step, mirror=True)), labels[index]
+                )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

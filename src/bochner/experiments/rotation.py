@@ -8,7 +8,9 @@ posterior of the output layer at its own mode given the features.
 import copy
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,18 +20,16 @@ from torch.func import functional_call
 
 from bochner import metrics
 from bochner.datasets import load_images
+from bochner.experiments.crops import shift
 from bochner.experiments.published import PublishedLaplace
-from bochner.experiments.rows import provenance
+from bochner.experiments.rows import Row, add_rows, provenance, read_rows
 from bochner.experiments.zoo import assemble
 from bochner.models import Model
 from bochner.networks import digit_net
 from bochner.posteriors.closed_form import ClosedFormClassifier
 from bochner.posteriors.laplace import Laplace
 from bochner.predictive import CategoricalPredictive, Predictive
-from bochner.randomness import counter_uniform
 from bochner.training import Recipe, fit_map, sgd, tf32
-
-Row = dict[str, Any]
 
 NETWORKS = ("relu", "local-rbf", "rbf-sin", "rbf-sincos")
 CHUNK = 2500  # images at a time
@@ -101,17 +101,6 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
     turn = images.new_tensor([[math.cos(angle), -math.sin(angle), 0], [math.sin(angle), math.cos(angle), 0]])
     grid = F.affine_grid(turn.expand(len(images), 2, 3), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, padding_mode="zeros", align_corners=False)
-
-
-def shift(images: Tensor, most: int, seed: int, stream: int) -> Tensor:
-    """Every image (n, 1, h, w) moved by up to ``most`` pixels along both axes, zeros moving in, from a seed and a counter."""
-    num, _, height, width = images.shape
-    seeds = torch.tensor([seed], device=images.device)
-    offset = (counter_uniform(seeds, stream, 2 * num) * (2 * most + 1)).long().reshape(2, num, 1)
-    rows = torch.arange(height, device=images.device) + offset[0]
-    columns = torch.arange(width, device=images.device) + offset[1]
-    image = torch.arange(num, device=images.device)[:, None, None]
-    return F.pad(images, (most,) * 4)[:, 0][image, rows[:, :, None], columns[:, None, :]][:, None]
 
 
 class _Digits:
@@ -210,8 +199,7 @@ def _measure(prediction: Any, y: Tensor) -> Row:
     return row | {"nlpd": metrics.nlpd(prediction.log_prob(y).cpu()), "ece": metrics.ece(labels, p)}
 
 
-def key(row: Row) -> tuple[Any, ...]:
-    """What tells a row from the others of its file."""
+def _key(row: Row) -> tuple[Any, ...]:
     return tuple(row[k] for k in ("protocol", "model", "posterior", "angle", "seed"))
 
 
@@ -233,3 +221,22 @@ def run_network(config: Config, name: str, *, progress: bool = False) -> list[Ro
             found.append({"posterior": kind, "angle": angle, **values})
     origin = {"seconds": round(time.perf_counter() - start, 2), **provenance(config.device)}
     return [{**common, **row, **origin} for row in found]
+
+
+def run(
+    config: Config,
+    path: Path,
+    *,
+    models: Sequence[str] = NETWORKS,
+    progress: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> list[Row]:
+    """Makes the rows that are missing from ``path``, one network at a time, and returns all of them."""
+    have = {(row["protocol"], row["model"], row["seed"]) for row in read_rows(path)}
+    for name in models:
+        if (config.protocol, name, config.seed) not in have:
+            rows = run_network(config, name, progress=progress)
+            add_rows(path, rows, _key)
+            state = "" if rows[0]["status"] == "ok" else "   diverged; remove its rows to try again with another --seed"
+            report(f"{name:<12} {rows[0]['seconds']:5.1f} s   {path}{state}")
+    return read_rows(path)

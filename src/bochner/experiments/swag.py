@@ -49,7 +49,7 @@ def swag_rows(config: Any, data: Data, name: str, batch: int) -> list[Row]:
 
     trained = [copy.deepcopy(m) for m in first]
     train(trained, fit_rows)
-    _hold_lengthscales(trained, trained)
+    hold_lengthscales(trained, trained)
 
     def score(rate: float) -> float:
         try:
@@ -62,7 +62,7 @@ def swag_rows(config: Any, data: Data, name: str, batch: int) -> list[Row]:
     rate = None
     try:
         rate, _ = tune_learning_rate(score, trials=config.swag_trials, seed=config.seed)
-        _hold_lengthscales(first, trained)
+        hold_lengthscales(first, trained)
         lost = train(first, data.train).tolist()
         rows = measure(collect(first, data.train, rate, data.test, config.draws), data.y[data.test])
     except DivergedError:
@@ -71,7 +71,7 @@ def swag_rows(config: Any, data: Data, name: str, batch: int) -> list[Row]:
 
 
 @torch.no_grad()
-def _hold_lengthscales(nets: Sequence[Model], source: Sequence[Model]) -> None:
+def hold_lengthscales(nets: Sequence[Model], source: Sequence[Model]) -> None:
     """Gives every network the lengthscale of its source and freezes it."""
     for net, given in zip(nets, source, strict=True):
         own, values = dict(net.layer.named_parameters()), dict(given.layer.named_parameters())

@@ -109,21 +109,23 @@ class Swag:
                     p.copy_(self.mean[name][i])
 
     @torch.no_grad()
-    def sample_weights(self, num: int, *, generator: torch.Generator | None = None) -> Parameters:
-        """Draws of the parameters, each (num, E, ...)."""
+    def sample_weights(
+        self, num: int, *, diagonal: float = 0.5, low_rank: float = 0.5, generator: torch.Generator | None = None
+    ) -> Parameters:
+        """Draws of the parameters, each (num, E, ...), from N(mean, diagonal · Σ_diag + low_rank · DD'/(M − 1))."""
         first = next(iter(self.mean.values()))
         device = generator.device if generator is not None else first.device
 
         def noise(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, dtype=first.dtype, device=device).to(first.device)
 
-        low_rank = noise(num, len(first), self.rank)
+        along = noise(num, len(first), self.rank) * math.sqrt(low_rank / (self.rank - 1))
         drawn = {}
         for name, mean in self.mean.items():
             std = (self.scatter[name] / self.count).sqrt()
             columns = torch.stack(self.deviations[name])  # (M, E, ...)
-            drawn[name] = mean + (std * noise(num, *mean.shape)) / math.sqrt(2)
-            drawn[name] += torch.einsum("sem,me...->se...", low_rank, columns) / math.sqrt(2 * (self.rank - 1))
+            drawn[name] = mean + math.sqrt(diagonal) * std * noise(num, *mean.shape)
+            drawn[name] += torch.einsum("sem,me...->se...", along, columns)
         return drawn
 
     def predict(
