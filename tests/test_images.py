@@ -273,6 +273,11 @@ def test_the_distance_from_the_papers_curves_is_the_mean_and_the_worst():
     ]
     assert "| 0.010 / 0.370 |" in reports.rotation_table(rows)
     assert f"1.00 ({paper['kfac']['nlpd']['relu'][9]:.2f})" in reports.rotation_table(rows)
+    # A model whose first seed diverged is shown by the next one, which is named.
+    failed = [{**row, "model": "rbf-sin", "status": "diverged"} for row in rows]
+    again = [{**row, "model": "rbf-sin", "seed": s, "nlpd": s} for s in (3, 2) for row in rows]
+    lines = reports.rotation_table(rows + failed + again).splitlines()
+    assert ["RBF (sin), seed 2" in line and "| 2.00 (" in line for line in lines] == [False] * 3 + [True]
 
 
 # ------------------------------------------------------------------ GoogLeNet and its features

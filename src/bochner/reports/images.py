@@ -75,11 +75,13 @@ def _paper_curve(row: Row, metric: str) -> list[float] | None:
 
 
 def _curves(rows: list[Row]) -> dict[tuple[str, str, str], list[Row]]:
-    """Rows of each protocol, posterior and model, in the order of their angles; one seed, diverged ones left out."""
+    """Rows of each protocol, posterior and model, in the order of their angles: of the smallest seed that did not diverge."""
+    fine = [row for row in rows if row["status"] == "ok"]
     chosen: dict[tuple[str, str, str], list[Row]] = {}
-    for row in sorted(rows, key=lambda r: r["angle"]):
-        if row["status"] == "ok" and row["seed"] == rows[0]["seed"]:
-            chosen.setdefault((row["protocol"], row["posterior"], row["model"]), []).append(row)
+    for row in sorted(fine, key=lambda r: (r["seed"], r["angle"])):
+        own = chosen.setdefault((row["protocol"], row["posterior"], row["model"]), [])
+        if not own or row["seed"] == own[0]["seed"]:
+            own.append(row)
     return dict(sorted(chosen.items(), key=lambda item: (*item[0][:2], list(LABELS).index(item[0][2]))))
 
 
@@ -130,12 +132,13 @@ def rotation_table(rows: list[Row]) -> str:
             *("Δ ACC mean / worst", "Δ confidence mean / worst", "s"),
         ]
     ]
+    first = min(row["seed"] for row in rows)
     for (protocol, posterior, model), own in _curves(rows).items():
-        at = {row["angle"]: row for row in own}
+        at, seed = {row["angle"]: row for row in own}, own[0]["seed"]
         cells = [
             protocol,
             POSTERIORS[posterior],
-            LABELS[model],
+            LABELS[model] + ("" if seed == first else f", seed {seed}"),
             *(f"{at[0][k]:.3f}" for k in ("accuracy", "confidence")),
         ]
         cells += [f"{at[90][k]:.3f}" for k in ("accuracy", "confidence")]
