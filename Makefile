@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 STAMP = .venv/.installed
 
-.PHONY: setup demo test test-slow check bench clean
+.PHONY: setup demo test test-slow check bench docs clean
 
 setup: $(STAMP)
 
@@ -33,5 +33,8 @@ check: setup
 bench: setup
 	@$(BIN)/python benchmarks/layer.py
 
+docs: setup
+	@$(BIN)/mkdocs build --strict -q
+
 clean:
-	rm -rf .venv demo .pytest_cache .ruff_cache
+	rm -rf .venv demo site .pytest_cache .ruff_cache

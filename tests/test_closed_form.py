@@ -8,7 +8,15 @@ import scipy.stats
 import torch
 
 from bochner import Gaussian, Model, StationaryLayer
-from bochner.posteriors.closed_form import ClosedForm, ClosedFormClassifier, cholesky, tune_marginal
+from bochner.posteriors import closed_form
+from bochner.posteriors.closed_form import (
+    ClosedForm,
+    ClosedFormClassifier,
+    average_classes,
+    cholesky,
+    dual_log_marginal,
+    tune_marginal,
+)
 from problems import classification, data, regression
 
 
@@ -91,6 +99,65 @@ def test_streamed_evidence_gradient_is_that_of_the_dense_evidence():
         _, history = tune_marginal(model, x, y, steps=1, amplitude=1.3, chunk=6)
     assert history[0] == pytest.approx(evidence(*start).item(), rel=1e-9)
     torch.testing.assert_close([-g for g in captured], list(expected), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("output_bias", [False, True])
+def test_the_dual_evidence_is_the_primal_one(output_bias):
+    model = regression(output_bias=output_bias, outputs=2)
+    x, y = data(outputs=2)
+    dual = dual_log_marginal(model, x, y, torch.tensor(1.7, dtype=torch.float64))
+    assert dual.item() == pytest.approx(ClosedForm(model, x, y, amplitude=1.7).log_marginal_likelihood, rel=1e-10)
+
+
+def test_tuning_by_the_dual_form_takes_the_steps_of_the_primal_one(monkeypatch):
+    x, y = data()
+    ways = []
+    for fewer in (True, False):
+        model = regression(width=40)  # 25 rows
+        if not fewer:
+            monkeypatch.setattr(closed_form, "fewer_rows", lambda *_: False)
+        amplitude, history = tune_marginal(model, x, y, steps=5)
+        ways.append([amplitude, *history, *model.layer.lengthscale.detach().reshape(-1).tolist()])
+    np.testing.assert_allclose(ways[0], ways[1], rtol=1e-8)
+
+
+def test_rows_that_come_later_give_the_posterior_of_all():
+    model = regression(outputs=2)
+    x, y = data(outputs=2)
+    posterior = ClosedForm(model, x[:10], y[:10], amplitude=1.3)
+    posterior.update(x[10:], y[10:])
+    whole = ClosedForm(model, x, y, amplitude=1.3)
+    torch.testing.assert_close(posterior.mean, whole.mean, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(posterior.factor, whole.factor, rtol=1e-10, atol=1e-12)
+    assert posterior.log_marginal_likelihood == pytest.approx(whole.log_marginal_likelihood, rel=1e-12)
+    back = ClosedForm.from_statistics(model, whole.statistics, amplitude=1.3)
+    assert torch.equal(back.mean, whole.mean)
+
+
+def test_class_probabilities_are_the_integral_over_gaussian_outputs():
+    """Two classes: only the difference of the outputs counts, and a quadrature rule integrates its sigmoid."""
+    mean = torch.tensor([[0.3, -0.4], [2.0, 0.0]], dtype=torch.float64)
+    root = torch.tensor([[1.5, 0.0], [0.7, 0.9]], dtype=torch.float64)
+    covariance = (root @ root.T).expand(2, 2, 2)
+    spread = math.sqrt(covariance[0, 0, 0] + covariance[0, 1, 1] - 2 * covariance[0, 0, 1])
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    found = average_classes(mean, covariance, samples=4096, seed=3).probabilities
+    for row, m in zip(found, mean, strict=True):
+        sigmoid = 1 / (1 + np.exp(-(float(m[0] - m[1]) + spread * nodes)))
+        assert row[0].item() == pytest.approx(float(weights @ sigmoid / weights.sum()), abs=2e-4)
+    # Equal means and variances: no class may be favoured, however few the draws.
+    even = average_classes(torch.zeros(1, 5), 1e4 * torch.eye(5)[None], samples=10, seed=0).probabilities
+    torch.testing.assert_close(even, torch.full((1, 5), 0.2, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_features_that_are_too_many_to_keep_are_computed_again(monkeypatch):
+    model, (x, y) = classification(), data(classes=3)
+    kept = ClosedFormClassifier(model, x, y, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(closed_form, "KEPT", 0)
+    streamed = ClosedFormClassifier(model, x, y, chunk=7, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(kept.mean, streamed.mean, rtol=1e-6, atol=1e-8)
+    with pytest.raises(ValueError, match=r"mean parameter must have a column for each of 4 classes, got \(12, 3\)"):
+        ClosedFormClassifier.from_moments(model, kept.mean, kept.factor, classes=4, samples=5, seed=0)
 
 
 @pytest.mark.parametrize("train_features", [False, True])

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 import bochner
+from bochner import cli_models
 from bochner.activations import unknown
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Neural networks that know what they do not know.")
@@ -271,19 +272,28 @@ def report(
 ) -> None:
     """Turns rows into the paper's tables and figures, ours beside the paper's. Never trains.
 
-    Example: bochner report results/uci
+    With a folder of such folders, everything goes on one HTML page, report.html.
+
+    Examples:
+        bochner report results/uci
+        bochner report results --out /tmp
     """
     tables = sorted(folder.glob("uci-*.jsonl"))
     images = [*folder.glob("rotated-*.jsonl"), *folder.glob("cifar-ood.jsonl")]
-    if not tables and not images:
+    whole = not tables and not images and any((folder / part).is_dir() for part in ("theory", "toys", "uci", "images"))
+    if not tables and not images and not whole:
         kinds = "uci-*.jsonl, rotated-*.jsonl, cifar-ood.jsonl"
         raise typer.BadParameter(f"There are no rows in {folder} (files {kinds}); make some with bochner run.")
     from bochner.reports import images as image_reports
+    from bochner.reports import page, results
     from bochner.reports import tables as table_reports
 
     target = _folder(out or folder)
     try:
         written = table_reports.write(tables, target) if tables else []
+        if whole:
+            sections = results.results_sections(folder)
+            written = [page.write(target / "report.html", "The paper's experiments, again", sections)]
         written += image_reports.write(folder, target) if images else []
     except ValueError as error:
         console.print(f"The rows in {folder} cannot be used: {error}", style="red", soft_wrap=True)
@@ -293,26 +303,28 @@ def report(
 
 @app.command()
 def demo(out: Out = Path("demo"), seed: Seed = 0) -> None:
-    """Shows what the library is for, on generated data, in half a minute."""
-    from bochner.experiments.rows import read_rows
-    from bochner.experiments.theory import EXPERIMENTS
+    """Fits a ReLU and a stationary network to generated data and shows what they say far from it. Writes an HTML report."""
+    from bochner.demo import FAR, run
+    from bochner.reports.page import write
 
     folder = _folder(out)
+    console.print("A ReLU network and a stationary one, fitted to the same data ...\n")
+    found = run(seed)
+    console.print(f"a curve, data up to |x| = 2          on the data    at x = {FAR:g}")
+    for name, v in found.curve.items():
+        console.print(f"  {name:<34} ± {v['near_std']:<10.2f} {v['far_mean']:.2f} ± {v['far_std']:.2f}")
     console.print(
-        "A periodic network is a stationary Gaussian process: the theorem in numbers, and what it does to predictions.\n"
+        f"\ntwo classes: mean confidence         on the data    at distance {FAR:g}    flagged there", soft_wrap=True
     )
-    _run_theory(list(EXPERIMENTS), folder, seed)
-    console.print(
-        "\nThree networks far from their data (x = 8; the data end at 2), mean ± standard deviation, and the prior's there:"
-    )
-    for row in read_rows(folder / "extrapolation.jsonl"):
-        far = f"{row['far_mean']:6.2f} ± {row['far_std']:.2f}"
-        console.print(f"  {row['activation']:<10} {far:<16} prior ± {row['far_prior_std']:.2f}")
-    console.print(
-        f"\nDone. Open the figures in {folder.resolve()} with a browser, extrapolation.svg first;", soft_wrap=True
-    )
-    console.print("each has its numbers beside it as .jsonl. Next: the examples in README.md.")
+    for name, v in found.arcs.items():
+        far = f"{v['far_confidence']:<17.2f} {100 * v['far_flagged']:.0f} %"
+        console.print(f"  {name:<34} {v['near_confidence']:<14.2f} {far}")
+    page = write(folder / "report.html", "Networks that know what they do not know", found.sections)
+    console.print(f"\nReport with figures: {page.resolve()}", soft_wrap=True)
 
+
+for command in (cli_models.fit, cli_models.predict, cli_models.evaluate, cli_models.info):
+    app.command()(command)
 
 data = typer.Typer(no_args_is_help=True, help="Lists, checks and fetches data sets.")
 app.add_typer(data, name="data")

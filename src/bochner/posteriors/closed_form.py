@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.quasirandom import SobolEngine
 
 from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model
@@ -24,6 +25,7 @@ from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predic
 from bochner.validation import check_data
 
 CHUNK = 16_384
+KEPT = 2**27  # numbers of float64 in a GiB
 
 
 def cholesky(matrix: Tensor) -> Tensor:
@@ -86,6 +88,11 @@ class Statistics:
             square = square + yb.double().square().sum()
         return cls(torch.as_tensor(gram), torch.as_tensor(projection), torch.as_tensor(square), len(x))
 
+    def __add__(self, other: "Statistics") -> "Statistics":
+        """The sums over both sets of rows."""
+        count = self.count + other.count
+        return Statistics(self.gram + other.gram, self.projection + other.projection, self.square + other.square, count)
+
     def log_marginal(self, prior: Tensor, noise: Tensor) -> Tensor:
         """Log marginal likelihood of all outputs together, differentiable in everything."""
         variance = noise.double().square()
@@ -95,6 +102,27 @@ class Statistics:
         log_det = 2 * factor.diagonal().log().sum() - prior.double().log().sum()
         quadratic = self.square / variance - half.square().sum()
         return -0.5 * (quadratic + outputs * (log_det + self.count * torch.log(2 * math.pi * variance)))
+
+
+def _noise(model: Model) -> Tensor:
+    """Standard deviation of the noise, float64."""
+    assert isinstance(model.likelihood, Gaussian)
+    return model.likelihood.noise.double()
+
+
+def fewer_rows(model: Model, x: Tensor) -> bool:
+    """Whether the dual form is the cheaper one."""
+    return len(x) < model.layer.out_features
+
+
+def dual_log_marginal(model: Model, x: Tensor, y: Tensor, amplitude: Tensor) -> Tensor:
+    r"""The same as ``Statistics.log_marginal``, through the N×N matrix $\Phi\Lambda^{-1}\Phi^\top + s^2 I$: cheaper while N < K."""
+    phi = features(model, x).double() * prior_precision(model, amplitude).rsqrt()
+    noise = _noise(model).square() * torch.eye(len(x)).to(phi)
+    factor = cholesky(phi @ phi.mT + noise)
+    half = torch.linalg.solve_triangular(factor, y.to(phi), upper=False)
+    log_det = 2 * factor.diagonal().log().sum()
+    return -0.5 * (half.square().sum() + y.shape[-1] * (log_det + len(x) * math.log(2 * math.pi)))
 
 
 class ClosedForm:
@@ -111,6 +139,7 @@ class ClosedForm:
         mean: Posterior mean of the output weights, (K, c), float64; the last row is the bias where there is one.
         factor: Lower Cholesky factor of the posterior precision, (K, K).
         log_marginal_likelihood: Evidence of the training data.
+        statistics: What is kept of the training data.
     """
 
     def __init__(
@@ -119,14 +148,31 @@ class ClosedForm:
         if not isinstance(model.likelihood, Gaussian):
             raise ValueError("ClosedForm needs a Gaussian likelihood; for classes use ClosedFormClassifier.")
         check_data(model, x, y)
-        self.model = model
         with torch.no_grad():
-            self.noise = model.likelihood.noise.double()
-            prior = prior_precision(model, torch.as_tensor(amplitude, dtype=torch.float64).to(self.noise))
-            statistics = Statistics.of(model, x, y, chunk)
-            self.factor = cholesky(statistics.gram / self.noise.square() + torch.diag(prior))
-            self.mean = torch.cholesky_solve(statistics.projection / self.noise.square(), self.factor)
-            self.log_marginal_likelihood = float(statistics.log_marginal(prior, self.noise))
+            self._solve(model, Statistics.of(model, x, y, chunk), float(amplitude))
+
+    @classmethod
+    def from_statistics(cls, model: Model, statistics: Statistics, *, amplitude: float = 1.0) -> "ClosedForm":
+        """The posterior from sums over the training data, without the data."""
+        posterior = cls.__new__(cls)
+        posterior._solve(model, statistics, amplitude)
+        return posterior
+
+    @torch.no_grad()
+    def _solve(self, model: Model, statistics: Statistics, amplitude: float) -> None:
+        self.model, self.statistics, self.amplitude = model, statistics, amplitude
+        self.noise = _noise(model)
+        prior = prior_precision(model, torch.tensor(amplitude, dtype=torch.float64).to(self.noise))
+        self.factor = cholesky(statistics.gram / self.noise.square() + torch.diag(prior))
+        self.mean = torch.cholesky_solve(statistics.projection / self.noise.square(), self.factor)
+        self.log_marginal_likelihood = float(statistics.log_marginal(prior, self.noise))
+
+    def update(self, x: Tensor, y: Tensor, *, chunk: int = CHUNK) -> None:
+        """Takes in more rows: the posterior is then that of all rows so far."""
+        check_data(self.model, x, y)
+        with torch.no_grad():
+            more = Statistics.of(self.model, x, y, chunk)
+        self._solve(self.model, self.statistics + more, self.amplitude)
 
     @torch.no_grad()
     def _half(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,7 +218,8 @@ def tune_marginal(
     """Type-II maximum likelihood: raises the log marginal likelihood of the closed form by Adam, in place.
 
     The lengthscale(s), the noise and the amplitude move; with ``train_features`` the weights, biases and extractor too.
-    The gradient streams over chunks as the statistics do: one pass for Φ'Φ and Φ'y, one to push their gradients back.
+    The gradient streams over chunks as the statistics do: one pass for Φ'Φ and Φ'y, one to push their gradients back. With fewer
+    rows than units the dual form serves instead.
 
     Returns:
         The amplitude and the log marginal likelihood before each step.
@@ -189,6 +236,12 @@ def tune_marginal(
     history = []
     for _ in range(steps):
         optimizer.zero_grad()
+        if fewer_rows(model, x):
+            evidence = dual_log_marginal(model, x, y, log_amplitude.exp())
+            (-evidence).backward()
+            optimizer.step()
+            history.append(evidence.item())
+            continue
         with torch.no_grad():
             statistics = Statistics.of(model, x, y, chunk)
         statistics.gram.requires_grad_()
@@ -210,6 +263,21 @@ def tune_marginal(
     return log_amplitude.exp().item(), history
 
 
+class _FeatureRows:
+    """The features of all training rows in chunks, in float64, again and again: kept while they take at most a GiB."""
+
+    def __init__(self, model: Model, x: Tensor, chunk: int) -> None:
+        self.model, self.x, self.chunk = model, x, chunk
+        self.kept: list[Tensor] | None = None
+        if len(x) * model.layer.out_features <= KEPT:
+            self.kept = list(self)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self.kept is not None:
+            return iter(self.kept)
+        return (features(self.model, xb).double() for xb in self.x.split(self.chunk))
+
+
 class ClosedFormClassifier:
     """Laplace posterior of the output layer of a classification network, given the features.
 
@@ -226,7 +294,7 @@ class ClosedFormClassifier:
         steps: Most iterations of L-BFGS.
         full_limit: Largest K·c with a joint precision matrix.
         chunk: Rows that are processed at a time.
-        generator: Source of the draws; every prediction starts from the same state.
+        generator: Source of the draws.
     """
 
     def __init__(
@@ -250,22 +318,41 @@ class ClosedFormClassifier:
         self.classes = model.output.out_features
         prior = prior_precision(model, torch.tensor(amplitude, dtype=torch.float64, device=x.device))
         with torch.no_grad():
-            self.mean = self._mode(x, y, prior, steps, chunk)
+            rows = _FeatureRows(model, x, chunk)
+            self.mean = self._mode(rows, y, prior, steps)
             self.full = self.mean.numel() <= full_limit
-            precision = self._precision(x, prior, chunk)
+            precision = self._precision(rows, prior)
             # One class at a time: libraries treat batches of matrices as small ones.
             self.factor = cholesky(precision) if self.full else torch.stack([cholesky(block) for block in precision])
             # With the joint precision at hand Newton's method finishes what L-BFGS left.
             for _ in range(3 if self.full else 0):
-                gradient = self._loss_and_gradient(self.mean, x, y, prior, chunk)[1].mT.reshape(-1, 1)
+                gradient = self._loss_and_gradient(self.mean, rows, y, prior)[1].mT.reshape(-1, 1)
                 self.mean = self.mean - torch.cholesky_solve(gradient, self.factor).reshape(self.mean.mT.shape).mT
-                self.factor = cholesky(self._precision(x, prior, chunk))
+                self.factor = cholesky(self._precision(rows, prior))
+            # Laid out as a file lays it out: then a posterior that is read back predicts the same bits.
+            self.mean, self.factor = self.mean.contiguous(), self.factor.contiguous()
 
-    def _mode(self, x: Tensor, y: Tensor, prior: Tensor, steps: int, chunk: int) -> Tensor:
+    @classmethod
+    def from_moments(
+        cls, model: Model, mean: Tensor, factor: Tensor, *, classes: int, samples: int, seed: int
+    ) -> "ClosedFormClassifier":
+        """The posterior from its mode (K, c) and the factor of its precision, without the data."""
+        if mean.shape != (model.layer.out_features + (model.output.bias is not None), classes):
+            raise ValueError(
+                f"The mean parameter must have a column for each of {classes} classes, got {tuple(mean.shape)}."
+            )
+        posterior = cls.__new__(cls)
+        posterior.model, posterior.mean, posterior.factor = model, mean, factor
+        posterior.classes, posterior.samples, posterior.seed, posterior.full = classes, samples, seed, factor.ndim == 2
+        return posterior
+
+    def _mode(self, rows: "_FeatureRows", y: Tensor, prior: Tensor, steps: int) -> Tensor:
         """Maximum a posteriori output weights, (K, c), float64."""
-        gram = Statistics.of(self.model, x, torch.zeros_like(y)[:, None], chunk).gram
-        bound = cholesky(0.5 * gram + torch.diag(prior))
-        weights = torch.zeros(len(prior), self.classes, dtype=torch.float64, device=x.device)
+        bound = torch.diag(prior)
+        for phi in rows:
+            bound = bound + 0.5 * phi.mT @ phi
+        bound = cholesky(bound)
+        weights = torch.zeros(len(prior), self.classes, dtype=torch.float64, device=y.device)
         v = weights.clone().requires_grad_()
         optimizer = torch.optim.LBFGS(
             [v], max_iter=steps, line_search_fn="strong_wolfe", tolerance_grad=1e-8, tolerance_change=1e-12
@@ -273,7 +360,7 @@ class ClosedFormClassifier:
 
         def closure() -> Tensor:
             w = torch.linalg.solve_triangular(bound.mT, v.detach(), upper=True)
-            loss, grad = self._loss_and_gradient(w, x, y, prior, chunk)
+            loss, grad = self._loss_and_gradient(w, rows, y, prior)
             v.grad = torch.linalg.solve_triangular(bound, grad, upper=False).contiguous()
             return loss
 
@@ -281,22 +368,20 @@ class ClosedFormClassifier:
             optimizer.step(closure)
         return torch.linalg.solve_triangular(bound.mT, v.detach(), upper=True)
 
-    def _loss_and_gradient(self, w: Tensor, x: Tensor, y: Tensor, prior: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    def _loss_and_gradient(self, w: Tensor, rows: "_FeatureRows", y: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         """Minus the log joint of the output weights (K, c), up to a constant, and its gradient."""
         loss, grad = 0.5 * (prior[:, None] * w.square()).sum(), prior[:, None] * w
-        for xb, yb in batches(x, y.long(), size=chunk):
-            phi = features(self.model, xb).double()
+        for phi, yb in zip(rows, y.long().split(rows.chunk), strict=True):
             log_p = torch.log_softmax(phi @ w, -1)
             loss = loss - log_p.gather(-1, yb[:, None]).sum()
             grad = grad + phi.mT @ (log_p.exp() - torch.nn.functional.one_hot(yb, w.shape[-1]))
         return loss, grad
 
-    def _precision(self, x: Tensor, prior: Tensor, chunk: int) -> Tensor:
+    def _precision(self, rows: "_FeatureRows", prior: Tensor) -> Tensor:
         """Σ φφ' ⊗ (diag p − pp') + Λ: (cK, cK), or its class blocks (c, K, K)."""
         k, c = self.mean.shape
-        blocks = torch.zeros((c * k, c * k) if self.full else (c, k, k), dtype=torch.float64, device=x.device)
-        for (xb,) in batches(x, size=chunk):
-            phi = features(self.model, xb).double()
+        blocks = torch.zeros((c * k, c * k) if self.full else (c, k, k), dtype=torch.float64, device=prior.device)
+        for phi in rows:
             p = torch.softmax(phi @ self.mean, -1)
             if not self.full:
                 for j in range(c):
@@ -330,12 +415,20 @@ class ClosedFormClassifier:
         mean, covariance = (
             torch.cat(parts) for parts in zip(*(self.logit_moments(xb) for xb in x.split(chunk)), strict=True)
         )
-        factor = torch.linalg.cholesky(covariance + 1e-12 * torch.eye(mean.shape[-1]).to(mean))
-        generator = torch.Generator(device=mean.device).manual_seed(self.seed)
+        return average_classes(mean, covariance, samples=self.samples, seed=self.seed)
 
-        def draws() -> Iterator[Tensor]:
-            for _ in range(self.samples):
-                noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
-                yield mean + (factor @ noise[..., None])[..., 0]
 
-        return CategoricalPredictive.from_logits(draws())
+def average_classes(mean: Tensor, covariance: Tensor, *, samples: int, seed: int) -> CategoricalPredictive:
+    """Class probabilities averaged over Gaussian outputs with means (n, c) and covariances (n, c, c).
+
+    The draws are a scrambled Sobol sequence, the same for every row: the answer for a row does not depend on the rows beside it.
+    Each draw serves once for every turn of its entries, so that no class is favoured by chance.
+    """
+    mean, covariance = mean.double(), covariance.double()
+    classes = mean.shape[-1]
+    factor = torch.linalg.cholesky(covariance + 1e-12 * torch.eye(classes).to(mean))
+    points = SobolEngine(classes, scramble=True, seed=seed).draw(math.ceil(samples / classes), dtype=torch.float64)
+    normals = torch.special.ndtri(points + 2.0**-31).to(mean)  # half a cell up: the grid of 2^-30 contains 0
+    return CategoricalPredictive.from_logits(
+        mean + factor @ z.roll(turn, 0) for z in normals for turn in range(classes)
+    )

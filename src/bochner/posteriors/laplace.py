@@ -78,11 +78,11 @@ class Laplace:
         layers = taps(self.model)
         self.layers = [t for t in layers if t.module is self.model.output] if structure == "last_layer" else layers
         self.curvature = kinds[structure](self.layers, damping)
+        self.listener = Listener(self.model, self.layers, x[0] if self.own_data else x)
         self.state = self._fit(x, chunk)
 
     def _fit(self, x: Tensor, chunk: int) -> list[Any]:
         example = x[0] if self.own_data else x
-        self.listener = Listener(self.model, self.layers, example)
 
         def statistics(parameters: Parameters, buffers: Parameters, xb: Tensor) -> list[Any]:
             _, rows, grads = self.listener(parameters | buffers, xb, lambda p, f: likelihood_root(self.model, p, f))

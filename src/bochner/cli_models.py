@@ -1,0 +1,383 @@
+"""Commands for people with a table: fit, predict, evaluate, info. Parsing, printing and files; the work is done elsewhere."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import NormalDist
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+INPUTS = 2000  # most numbers that a row may become
+SMALLEST = 10  # rows
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Device = Annotated[str, typer.Option(help="'auto', 'cpu' or 'cuda'.")]
+ModelFile = Annotated[Path, typer.Argument(help="A model that 'bochner fit' wrote.")]
+TableFile = Annotated[Path, typer.Argument(help="A CSV or Parquet file.")]
+
+
+@contextlib.contextmanager
+def problems() -> Iterator[None]:
+    """Turns what users can cause into one line on stderr and exit status 1."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        errors.print(f"{where}{error.strerror or error}.", style="red", soft_wrap=True, markup=False)
+        raise typer.Exit(1) from error
+    except MemoryError as error:
+        errors.print("There is not enough memory; use fewer rows or a smaller --width.", style="red", soft_wrap=True)
+        raise typer.Exit(1) from error
+    except ValueError as error:
+        errors.print(" ".join(str(error).split()), style="red", soft_wrap=True, markup=False)
+        raise typer.Exit(1) from error
+
+
+def _check_output(path: Path, *inputs: Path) -> Path:
+    """Raises unless a file can be written there without touching an input, before any work is done."""
+    if path.is_dir():
+        raise ValueError(f"The output {path} is a folder; give a file name.")
+    if not path.parent.is_dir():
+        raise ValueError(f"The folder {path.parent} for the output does not exist; make it first.")
+    if any(path.exists() and path.samefile(given) for given in inputs if given.exists()):
+        raise ValueError(f"The output {path} is an input of this command; choose another name.")
+    probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"The output {path} cannot be written ({error.strerror}); choose another folder.") from error
+    return path
+
+
+def _widths(hidden: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in hidden.split(",") if part.strip())
+    except ValueError as error:
+        raise ValueError(f"The option --hidden must be widths such as 200,25, got {hidden!r} instead.") from error
+
+
+def measure(estimator: Any, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Metrics of a fitted estimator on rows that it has not seen."""
+    from sklearn.metrics import r2_score, roc_auc_score
+
+    from bochner import metrics
+
+    flagged = float(np.mean(estimator.ood_score(x) > estimator.ood_threshold_))
+    common = {"rows": len(x), "flagged": flagged}
+    if hasattr(estimator, "classes_"):
+        p = estimator.predict_proba(x)
+        labels = np.searchsorted(estimator.classes_, y)
+        chosen = np.clip(p[np.arange(len(x)), labels], 1e-300, None)
+        found = {
+            "accuracy": metrics.accuracy(labels, p),
+            "nlpd": float(-np.log(chosen).mean()),
+            "ece": metrics.ece(labels, p),
+        }
+        if p.shape[1] == 2 and len(set(labels)) == 2:
+            found["auc"] = float(roc_auc_score(labels, p[:, 1]))
+        return common | found
+    mean, std = estimator.predict(x, return_std=True)
+    low, high = estimator.predict_interval(x, 0.9).T
+    z = (y - mean) / std
+    return common | {
+        "rmse": float(np.sqrt(np.mean((y - mean) ** 2))),
+        "nlpd": float(np.mean(0.5 * z**2 + np.log(std) + 0.5 * np.log(2 * np.pi))),
+        "r2": float(r2_score(y, mean)) if len(x) > 1 else float("nan"),
+        "coverage_90": float(np.mean((low <= y) & (y <= high))),
+    }
+
+
+TITLES = {
+    "rows": "rows",
+    "rmse": "root mean squared error",
+    "nlpd": "negative log predictive density",
+    "r2": "R²",
+    "coverage_90": "coverage of the 90 % interval",
+    "accuracy": "accuracy",
+    "ece": "calibration error",
+    "auc": "AUC",
+    "flagged": "share flagged as unlike the training data",
+}
+
+
+def _show(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found))
+        return
+    for name, value in found.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        console.print(f"  {TITLES.get(name, name):<42} {shown}", soft_wrap=True, markup=False)
+
+
+def _split(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to fit and rows to test on; every class keeps its share where it has rows enough."""
+    from sklearn.model_selection import train_test_split
+
+    if share == 0:
+        return np.arange(len(y)), np.arange(0)
+    counts = np.unique(y, return_counts=True)[1] if task == "classification" else np.array([2])
+    tests = max(1, round(share * len(y)))
+    stratify = y if task == "classification" and counts.min() >= 2 and tests >= len(counts) else None
+    train, test = train_test_split(np.arange(len(y)), test_size=tests, random_state=seed, stratify=stratify)
+    return np.sort(train), np.sort(test)
+
+
+def fit(
+    table: TableFile,
+    target: Annotated[str, typer.Option(help="Column to predict.")],
+    out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path("model.bochner"),
+    task: Annotated[str, typer.Option(help="'auto', 'regression' or 'classification'.")] = "auto",
+    drop: Annotated[str, typer.Option(help="Columns to leave out, comma-separated.")] = "",
+    test: Annotated[
+        float, typer.Option(help="Share of rows held out to measure with; 0 fits to all.", min=0, max=0.9)
+    ] = 0.2,
+    kernel: Annotated[str, typer.Option(help="'matern32', 'matern52', 'rbf' or 'exponential'.")] = "matern32",
+    activation: Annotated[str, typer.Option(help="'paired', 'sin', 'sincos', 'triangle', 'periodic_relu'.")] = "paired",
+    posterior: Annotated[str, typer.Option(help="'closed_form' or 'laplace'.")] = "closed_form",
+    width: Annotated[int, typer.Option(help="Units of the model layer.")] = 1000,
+    hidden: Annotated[str, typer.Option(help="Widths of trained layers before it, such as 200,25.")] = "",
+    false_alarm: Annotated[float, typer.Option(help="Share of ordinary rows that may be flagged.")] = 0.05,
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML report there.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of every draw.", min=0, max=2**31 - 1)] = 0,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Fits a model to a table and says how well it does on rows it has not seen.
+
+    Examples:
+        bochner fit houses.csv --target price
+        bochner fit churn.csv --target left --drop id,name --report churn.html
+    """
+    from bochner import frames
+    from bochner.activations import unknown
+    from bochner.estimators import StationaryClassifier, StationaryRegressor
+    from bochner.storage import save
+
+    with problems():
+        if task not in ("auto", "regression", "classification"):
+            raise ValueError(unknown("task", task, ("auto", "regression", "classification")))
+        _check_output(out, table)
+        if report is not None:
+            _check_output(report, table, out)
+        options: Any = {"kernel": kernel, "activation": activation, "posterior": posterior, "width": width}
+        options |= {"hidden": _widths(hidden), "false_alarm": false_alarm, "device": device, "random_state": seed}
+        StationaryRegressor(**options)._check_parameters()
+        names, rows = frames.look(table)
+        if rows < SMALLEST:
+            raise ValueError(f"{table} has {rows} rows; at least {SMALLEST} are needed.")
+        if len(names) > INPUTS:
+            raise ValueError(f"{table} has {len(names)} columns, more than {INPUTS}; keep those that matter.")
+        dropped = tuple(name.strip() for name in drop.split(",") if name.strip())
+        for name in (target, *dropped):
+            if name not in names:
+                raise ValueError(unknown("target" if name == target else "drop", name, names))
+        frame = frames.read(table)
+        y, kind = frames.check_target(frame, target, task)
+        train, held = _split(y, kind, test, seed)
+        encoder = frames.Encoder.fit(frame.iloc[train], target, dropped)
+        if len(encoder.names) > INPUTS:
+            raise ValueError(
+                f"{table} becomes {len(encoder.names)} inputs, more than {INPUTS}; choose columns with --drop."
+            )
+        x = encoder.transform(frame)
+        verbose = errors.is_terminal
+        estimator = (StationaryRegressor if kind == "regression" else StationaryClassifier)(**options, verbose=verbose)
+        estimator.fit(x[train], y[train])
+        estimator.verbose = False
+        known = np.isin(y[held], y[train]) if kind == "classification" else np.ones(len(held), bool)
+        found = measure(estimator, x[held[known]], y[held[known]]) if known.any() else {}
+        save(out, estimator, table=encoder.to_json())
+        if report is not None:
+            _write_report(report, estimator, encoder, (x[train], y[train]), (x[held[known]], y[held[known]]), table)
+    if as_json:
+        print(
+            json.dumps({"model": str(out), "task": kind, "rows": len(train), "inputs": x.shape[1], "held_out": found})
+        )
+        return
+    console.print(f"{kind} of '{target}' from {x.shape[1]} inputs", soft_wrap=True, markup=False)
+    rest = "" if test == 0 else "; the others measure it (--test 0 fits to all)"
+    console.print(f"fitted to {len(train)} of {len(y)} rows{rest}", soft_wrap=True)
+    if found:
+        console.print("on held-out rows:")
+        _show(found, as_json=False)
+    written = [out] if report is None else [out, report]
+    console.print(f"written: {'  '.join(str(p) for p in written)}", soft_wrap=True, markup=False)
+
+
+def _write_report(path: Path, estimator: Any, encoder: Any, train: Any, held: Any, table: Path) -> None:
+    from bochner.reports.model import model_sections
+    from bochner.reports.page import write
+
+    sections = model_sections(estimator, train, held, columns=encoder.names, target=encoder.target)
+    write(path, f"{table.name}: {encoder.target}", sections)
+
+
+def _load(model: Path, device: str) -> tuple[Any, Any]:
+    """The estimator and how a table becomes its inputs."""
+    from bochner.frames import Encoder
+    from bochner.storage import load
+
+    saved = load(model, device=device)
+    if saved.table is None:
+        raise ValueError(f"{model} was not fitted from a table; use it from Python with bochner.storage.load.")
+    return saved.estimator, Encoder.from_json(saved.table)
+
+
+def _predictions(estimator: Any, encoder: Any, frame: Any, coverage: float) -> dict[str, np.ndarray]:
+    """The columns that a prediction adds."""
+    x, target = encoder.transform(frame), encoder.target
+    score = estimator.ood_score(x)
+    unlike = {"ood_score": score, "ood": score > estimator.ood_threshold_}
+    if hasattr(estimator, "classes_"):
+        p = estimator.predict_proba(x)
+        chosen = {f"{target}_predicted": estimator.classes_[p.argmax(1)]}
+        return chosen | {f"{target}_p_{name}": p[:, i] for i, name in enumerate(estimator.classes_)} | unlike
+    mean, std = estimator.predict(x, return_std=True)
+    half = NormalDist().inv_cdf(0.5 + coverage / 2) * std  # the estimator's interval, without predicting again
+    low, high = mean - half, mean + half
+    return {f"{target}_{name}": v for name, v in {"mean": mean, "std": std, "low": low, "high": high}.items()} | unlike
+
+
+@contextlib.contextmanager
+def _writer(path: Path) -> Iterator[Any]:
+    """Takes frames one after another; the file appears when all are written, and not at all otherwise."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    parquet: list[Any] = []
+
+    def to_csv(frame: Any) -> None:
+        frame.to_csv(part, mode="a", index=False, header=not part.exists())
+
+    def to_parquet(frame: Any) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        batch = pa.Table.from_pandas(frame, preserve_index=False)
+        parquet.append(parquet[0] if parquet else pq.ParquetWriter(part, batch.schema))
+        parquet[0].write_table(batch)
+
+    try:
+        yield to_parquet if path.suffix.lower() == ".parquet" else to_csv
+        for handle in parquet[:1]:
+            handle.close()
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def predict(
+    model: ModelFile,
+    table: TableFile,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where it goes: .csv or .parquet; by default beside the table, NAME-predictions.csv."),
+    ] = None,
+    coverage: Annotated[float, typer.Option(help="Probability of the interval.")] = 0.9,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Adds predictions to a table: mean, standard deviation and interval, or class probabilities; OOD score and flag.
+
+    The table is read in pieces, so that its size does not matter. Columns may come in any order.
+
+    Example:
+        bochner predict model.bochner new.csv --out predictions.csv
+    """
+    from bochner import frames
+
+    with problems():
+        if not 0 < coverage < 1:
+            raise ValueError(f"The option --coverage must lie between 0 and 1, got {coverage} instead.")
+        out = out or table.with_name(f"{table.stem}-predictions{table.suffix}")
+        if out.suffix.lower() not in frames.SUFFIXES:
+            raise ValueError(f"The output {out} must end in {' or '.join(frames.SUFFIXES)}.")
+        _check_output(out, table, model)
+        estimator, encoder = _load(model, device)
+        names, rows = frames.look(table)
+        encoder.check_columns(names, table)
+        texts = tuple(c.name for c in encoder.columns if c.kind == "category")
+        flagged = 0
+        with _writer(out) as take, _progress(rows) as advance:
+            for frame in frames.read_chunks(table, texts):
+                added = _predictions(estimator, encoder, frame, coverage)
+                if both := [name for name in added if name in frame.columns]:
+                    raise ValueError(f"{table} has a column '{both[0]}' already; rename it.")
+                take(frame.assign(**added))
+                flagged += int(added["ood"].sum())
+                advance(len(frame))
+    if as_json:
+        print(json.dumps({"out": str(out), "rows": rows, "flagged": flagged}))
+    else:
+        console.print(f"{rows} rows, {flagged} unlike the training data; written: {out}", soft_wrap=True, markup=False)
+
+
+@contextlib.contextmanager
+def _progress(rows: int) -> Iterator[Any]:
+    """A bar over the rows, where there is a terminal to show it on."""
+    parts = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*parts, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        job = bar.add_task("", total=rows)
+        yield lambda count: bar.advance(job, count)
+
+
+def evaluate(model: ModelFile, table: TableFile, device: Device = "auto", as_json: Json = False) -> None:
+    """Measures a model on a table that has the target.
+
+    Example:
+        bochner evaluate model.bochner test.csv
+    """
+    from bochner import frames
+
+    with problems():
+        estimator, encoder = _load(model, device)
+        names, _ = frames.look(table)
+        encoder.check_columns(names, table)
+        if encoder.target not in names:
+            raise ValueError(
+                f"{table} lacks the target '{encoder.target}'; use 'bochner predict' for tables without it."
+            )
+        frame = frames.read(table)
+        if frame[encoder.target].isna().any():
+            raise ValueError(f"The target '{encoder.target}' is missing in some rows of {table}; remove them.")
+        if hasattr(estimator, "classes_"):
+            y = frame[encoder.target].astype(str).to_numpy(dtype=str)
+            if strange := sorted(set(y) - set(estimator.classes_)):
+                raise ValueError(f"{table} has the class '{strange[0]}', which the model does not know.")
+        else:
+            y = frames.numbers(frame[encoder.target], encoder.target)
+        _show(measure(estimator, encoder.transform(frame), y), as_json)
+
+
+def info(model: ModelFile, as_json: Json = False) -> None:
+    """Shows what a model file holds.
+
+    Example:
+        bochner info model.bochner
+    """
+    from bochner.storage import load
+
+    with problems():
+        saved = load(model, device="cpu")
+    found: dict[str, Any] = dict(saved.about)
+    estimator = saved.estimator
+    names = ("kernel", "activation", "posterior", "width", "hidden", "false_alarm")
+    found |= {name: getattr(estimator, name) for name in names}
+    found["kernel"] = str(found["kernel"])
+    if saved.table is not None:
+        found["target"] = saved.table["target"]
+        found["columns"] = ", ".join(f"{c['name']} ({c['kind']})" for c in saved.table["columns"])
+    if hasattr(estimator, "classes_"):
+        found["classes"] = ", ".join(map(str, estimator.classes_))
+    else:
+        found["noise"] = estimator.noise_
+    found["ood_threshold"] = estimator.ood_threshold_
+    _show(found, as_json)

@@ -1,0 +1,135 @@
+"""The sections of a report on a folder of results: the paper's tables and figures beside ours, from rows; nothing here trains."""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from bochner.experiments.rows import read_rows
+from bochner.reports import images, tables, theory, toys
+from bochner.reports.page import Section
+
+Row = dict[str, Any]
+
+NAMES = {
+    "activations": "periodic activations",
+    "covariances": "covariances they induce",
+    "gram": "Gram matrices of nine priors",
+    "mixture": "the error of keeping one harmonic",
+    "gram-error": "the error of finite width",
+    "extrapolation": "far from the data",
+    "teaser": "banana, infinite and finite width",
+    "comparisons_app_meanvar": "banana, mean and variance",
+    "comparisons_app": "banana, number of units",
+    "regression": "regression in one dimension",
+    "regression-finite": "the same by networks of ten units",
+}
+KINDS = ("theory", "toys", "uci", "images")
+
+
+def _drawn(title: str, draw: Callable[[list[Row]], Figure], rows: list[Row]) -> Section:
+    """A figure under what its function says about it."""
+    return Section(title, figures=(draw(rows),), captions=((inspect.getdoc(draw) or "").split("\n\n")[0],))
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of a line of a Markdown table."""
+    return [text.strip().replace(r"\|", "|") for text in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def _from_markdown(text: str, title: str, *, prefix: str = "") -> list[Section]:
+    """Markdown of the other reports as sections: one for each table, with the text before it, and for text without one."""
+    sections: list[Section] = []
+    heading, part, waiting = title, title, ""
+    for block in filter(None, (block.strip() for block in text.split("\n\n"))):
+        if block.startswith("|"):
+            lines = [_cells(line) for line in block.split("\n")]
+            sections.append(Section(part, waiting, [lines[0], *lines[2:]]))
+            waiting = ""
+        elif mark := re.match(r"(##+) (.*)", block):
+            sections += [Section(part, waiting)] if waiting else []
+            heading = prefix + mark[2] if mark[1] == "##" else heading
+            part, waiting = heading if mark[1] == "##" else f"{heading}: {mark[2]}", ""
+        else:
+            plain = re.sub(r"^- ", "\n", block, flags=re.MULTILINE).strip()
+            waiting = f"{waiting}\n\n{plain}" if waiting else plain
+    return [*sections, Section(part, waiting)] if waiting else sections
+
+
+def _theory(folder: Path) -> list[Section]:
+    found = {name: read_rows(folder / f"{name}.jsonl") for name in theory.FIGURES}
+    return [_drawn(f"Theory: {NAMES[name]}", draw, found[name]) for name, draw in theory.FIGURES.items() if found[name]]
+
+
+def _toys(folder: Path) -> list[Section]:
+    sections = []
+    for experiment, figures in toys.DRAWN_FROM.items():
+        if rows := read_rows(folder / f"{experiment}.jsonl"):
+            sections += [_drawn(f"Toys: {NAMES[name]}", toys.FIGURES[name], rows) for name in figures]
+    return sections
+
+
+def _uci(folder: Path) -> list[Section]:
+    rows = [row for path in sorted(folder.glob("uci-*.jsonl")) for row in read_rows(path)]
+    sections = _from_markdown(tables.markdown(rows), "UCI: how to read the tables") if rows else []
+    if {"paper", "bochner"} <= {row["protocol"] for row in rows}:
+        sections += _from_markdown(tables.comparison(rows), "UCI: both protocols", prefix="both protocols: ")
+    return sections
+
+
+def _with_figures(section: Section, drawn: dict[str, Figure]) -> Section:
+    return replace(section, figures=tuple(drawn.values()), captions=tuple(drawn))
+
+
+def _rotation(name: str, rows: list[Row]) -> list[Section]:
+    (section,) = _from_markdown(images.rotation_table(rows), f"Images: {name}")
+    drawn = {
+        f"Protocol {protocol}: against the angle; the paper's curves dotted, where it has them.": images.rotation_figure(
+            rows, protocol
+        )
+        for protocol in sorted({row["protocol"] for row in rows if row["status"] == "ok"})
+    }
+    return [_with_figures(section, drawn)]
+
+
+def _ood(rows: list[Row], head: str) -> list[Section]:
+    rows = [row for row in rows if row["head"] == head]
+    *before, section = _from_markdown(images.ood_table(rows), f"Images: cifar-ood, head {head}")
+    histograms = [row for row in images._first_seed(rows) if row["outside"] == "histogram"]
+    drawn = {
+        f"{images.POSTERIORS[posterior]}, protocol {protocol}: shares of the images of each set.": images.ood_figure(
+            rows, head, posterior, protocol
+        )
+        for posterior, protocol in sorted({(row["posterior"], row["protocol"]) for row in histograms})
+    }
+    return [*before, _with_figures(section, drawn)]
+
+
+def _images(folder: Path) -> list[Section]:
+    sections = []
+    for path in sorted(folder.glob("rotated-*.jsonl")):
+        if rows := read_rows(path):
+            sections += _rotation(path.stem, rows)
+    rows = read_rows(folder / "cifar-ood.jsonl")
+    for head in dict.fromkeys(row["head"] for row in rows):
+        sections += _ood(rows, head)
+    return sections
+
+
+def results_sections(folder: Path) -> list[Section]:
+    """Tables and figures of all rows under ``folder``: in its folders theory, toys, uci and images, as far as they are there.
+
+    Raises:
+        ValueError: None of them holds rows.
+    """
+    parts = zip(KINDS, (_theory, _toys, _uci, _images), strict=True)
+    sections = [section for kind, read in parts for section in read(folder / kind)]
+    if not sections:
+        raise ValueError(
+            f"There are no rows in the folders {', '.join(KINDS)} of {folder}; make some with bochner run."
+        )
+    return sections

@@ -1,0 +1,231 @@
+"""Fitted estimators on disk: one safetensors file with JSON in its header. Loading reads numbers and names; it never runs code.
+
+The header carries the version of the format and a SHA-256 of the whole file (computed with zeros in its own place), so that
+damage is found before anything is used. What the file says is then checked against what such a model must look like. Sums over
+the training rows are stored, never the rows.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as parse
+from safetensors.torch import save as serialise
+from torch import Tensor
+
+import bochner
+from bochner import activations
+from bochner.estimators import StationaryClassifier, StationaryRegressor
+from bochner.likelihoods import Categorical, Gaussian
+from bochner.posteriors.closed_form import ClosedForm, ClosedFormClassifier, Statistics
+from bochner.posteriors.laplace import Laplace
+from bochner.spectra import RBF, Exponential, Matern, Spectrum
+
+FORMAT = 1
+ESTIMATORS: dict[str, Any] = {"StationaryRegressor": StationaryRegressor, "StationaryClassifier": StationaryClassifier}
+SPECTRA: dict[str, Any] = {"RBF": RBF, "Matern": Matern, "Exponential": Exponential}
+NUMBERS = ("amplitude_", "row_weight_", "ood_threshold_", "y_mean_", "y_scale_")
+UNSIGNED = b"0" * 64
+
+
+class ModelFileError(ValueError):
+    """A file that is not a model, or not one that can be trusted or read."""
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What a file holds.
+
+    Attributes:
+        estimator: The fitted estimator.
+        table: How a table becomes its inputs, where it was fitted from the command line; JSON.
+        about: Versions and sizes.
+    """
+
+    estimator: Any
+    table: dict[str, Any] | None
+    about: dict[str, Any]
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replaces a file as a whole: either the old one is there or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _kernel_to_json(kernel: str | Spectrum) -> Any:
+    if isinstance(kernel, str):
+        return kernel
+    return {"type": type(kernel).__name__, **dataclasses.asdict(kernel)}  # pyright: ignore[reportArgumentType]
+
+
+def _kernel_from_json(kernel: Any) -> str | Spectrum:
+    if isinstance(kernel, str):
+        return kernel
+    options = {k: v for k, v in kernel.items() if k != "type"}
+    return SPECTRA[kernel["type"]](**options)
+
+
+def save(path: str | Path, estimator: Any, *, table: dict[str, Any] | None = None) -> Path:
+    """Writes a fitted estimator to a file, as a whole or not at all.
+
+    Args:
+        path: Where to; by custom it ends in .bochner.
+        estimator: A fitted StationaryRegressor or StationaryClassifier.
+        table: JSON that comes back with the model.
+    """
+    if type(estimator).__name__ not in ESTIMATORS or not hasattr(estimator, "posterior_"):
+        raise ValueError(
+            f"The estimator parameter must be a fitted {' or '.join(ESTIMATORS)}, got {type(estimator).__name__}"
+            f"{' without a fit' if type(estimator).__name__ in ESTIMATORS else ''} instead."
+        )
+    parameters = estimator.get_params() | {
+        "kernel": _kernel_to_json(estimator.kernel),
+        "activation": activations.resolve(estimator.activation).name,
+        "hidden": list(estimator.hidden),
+        "random_state": estimator.random_state if isinstance(estimator.random_state, int) else None,
+    }
+    tensors = {f"model.{name}": value for name, value in estimator.model_.state_dict().items()}
+    statistics, posterior = estimator.statistics_, estimator.posterior_
+    tensors |= {"gram": statistics.gram, "projection": statistics.projection, "square": statistics.square.reshape(1)}
+    tensors |= {"x_mean": torch.from_numpy(estimator.x_mean_), "x_scale": torch.from_numpy(estimator.x_scale_)}
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "bochner": bochner.__version__,
+        "torch": str(torch.__version__),
+        "estimator": type(estimator).__name__,
+        "parameters": parameters,
+        "numbers": {name: getattr(estimator, name) for name in NUMBERS if hasattr(estimator, name)},
+        "rows": statistics.count,
+        "feature_names": list(estimator.feature_names_in_) if hasattr(estimator, "feature_names_in_") else None,
+        "table": table,
+    }
+    if isinstance(estimator, StationaryClassifier):
+        content["classes"] = estimator.classes_.tolist()
+        content["class_type"] = estimator.classes_.dtype.str
+    if isinstance(posterior, ClosedFormClassifier):
+        tensors |= {"mean": posterior.mean, "factor": posterior.factor}
+        content["draws"] = {"samples": posterior.samples, "seed": posterior.seed}
+    if isinstance(posterior, Laplace):
+        tensors |= {f"laplace.{i}.{j}": t for i, part in enumerate(posterior.state) for j, t in enumerate(part)}
+    path = Path(path)
+    metadata = {"bochner": json.dumps(content, allow_nan=False), "sha256": UNSIGNED.decode()}
+    data = serialise({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata=metadata)
+    digest = hashlib.sha256(data).hexdigest().encode()
+    write_bytes(path, data.replace(b'"sha256":"' + UNSIGNED, b'"sha256":"' + digest, 1))
+    return path
+
+
+def _content(path: Path, data: bytes) -> dict[str, Any]:
+    """The JSON of a file whose digest is right."""
+    size = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + size] if 8 + size <= len(data) else b""
+    found = re.findall(rb'"sha256":"([0-9a-f]{64})"', header)
+    if len(found) != 1:
+        raise ModelFileError(
+            f"{path} is not a model of bochner, or it was cut short; save the model again, or fetch the file again."
+        )
+    at = data.index(b'"sha256":"' + found[0]) + len(b'"sha256":"')
+    digest = hashlib.sha256(data[:at] + UNSIGNED + data[at + 64 :]).hexdigest()
+    if digest.encode() != found[0]:
+        raise ModelFileError(f"{path} is damaged or was edited: its checksum does not match; fetch or save it again.")
+    content = json.loads(json.loads(header)["__metadata__"]["bochner"])
+    if content["format"] != FORMAT:
+        raise ModelFileError(
+            f"{path} has format {content['format']}, and this bochner ({bochner.__version__}) reads format {FORMAT}; it was "
+            f"written by bochner {content['bochner']}: use that version."
+        )
+    return content
+
+
+def load(path: str | Path, *, device: str = "auto") -> SavedModel:
+    """Reads a model. Nothing in the file is run; a file that is not as it was written is refused with a ModelFileError.
+
+    Args:
+        path: A file that ``save`` wrote.
+        device: Where to compute: "auto" (a GPU where there is one), "cpu" or "cuda".
+    """
+    path = Path(path)
+    if not path.is_file():
+        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise ModelFileError(f"{path} {kind}; give the file that 'bochner fit' or bochner.storage.save wrote.")
+    data = path.read_bytes()
+    try:
+        content = _content(path, data)
+        tensors = parse(data)
+        estimator = _restore(content, tensors, device)
+    except ModelFileError:
+        raise
+    except Exception as error:
+        raise ModelFileError(
+            f"{path} does not hold what a model must hold ({type(error).__name__}: {error}); save it again."
+        ) from error
+    about = {name: content[name] for name in ("format", "bochner", "torch", "estimator", "rows")}
+    return SavedModel(estimator, content["table"], about | {"bytes": len(data)})
+
+
+def _restore(content: dict[str, Any], tensors: dict[str, Tensor], device: str) -> Any:
+    """The estimator that a checked file describes."""
+    parameters = content["parameters"] | {"kernel": _kernel_from_json(content["parameters"]["kernel"])}
+    parameters |= {"hidden": tuple(parameters["hidden"]), "device": device}
+    estimator = ESTIMATORS[content["estimator"]](**parameters)
+    estimator._check_parameters()
+    for name, value in content["numbers"].items():
+        if name not in NUMBERS or not isinstance(value, float):
+            raise ValueError(f"unknown number {name}")
+        setattr(estimator, name, value)
+    estimator.x_mean_, estimator.x_scale_ = tensors["x_mean"].numpy(), tensors["x_scale"].numpy()
+    estimator.n_features_in_ = len(estimator.x_mean_)
+    if content["feature_names"] is not None:
+        estimator.feature_names_in_ = np.array(content["feature_names"], dtype=object)
+    classes = 1
+    if "classes" in content:
+        estimator.classes_ = np.array(content["classes"], dtype=np.dtype(content["class_type"]))
+        classes = len(estimator.classes_)
+    for name, value in tensors.items():
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(f"{name} is not finite")
+    _restore_posterior(estimator, content, tensors, classes)
+    return estimator
+
+
+def _restore_posterior(estimator: Any, content: dict[str, Any], tensors: dict[str, Tensor], classes: int) -> None:
+    """The network and its posterior, from tensors whose shapes must agree with the parameters."""
+    state = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    units = int(estimator.width) // activations.resolve(estimator.activation).outputs
+    if len(state["layer.weight"]) != units or tensors["gram"].shape != (estimator.width, estimator.width):
+        raise ValueError("the width does not agree with the weights")
+    likelihood = Categorical() if classes > 1 else Gaussian()
+    start = torch.ones_like(state["layer.log_lengthscale"])
+    model = estimator._network(estimator.n_features_in_, classes, likelihood, 0, lengthscale=start)
+    model.load_state_dict(state)
+    estimator.model_ = model.eval()
+    place = model.layer.weight.device
+    held = {name: value.to(place) for name, value in tensors.items() if not name.startswith("model.")}
+    statistics = Statistics(held["gram"], held["projection"], held["square"][0], content["rows"])
+    estimator.statistics_ = statistics
+    if estimator.posterior == "laplace":
+        x = torch.zeros(2, estimator.n_features_in_, dtype=torch.float64, device=place)
+        y = torch.arange(2, device=place) if classes > 1 else x[:, :1]
+        posterior: Any = Laplace(model, x, y)
+        posterior.state = [
+            tuple(held[f"laplace.{i}.{j}"] for j in range(len(part))) for i, part in enumerate(posterior.state)
+        ]
+    elif classes > 1:
+        options = {**content["draws"], "classes": classes}
+        posterior = ClosedFormClassifier.from_moments(model, held["mean"], held["factor"], **options)
+    else:
+        posterior = ClosedForm.from_statistics(model, statistics, amplitude=estimator.amplitude_)
+    estimator._describe(posterior)
+    estimator._factorise(posterior.factor if isinstance(posterior, ClosedForm) else None)

@@ -1,0 +1,412 @@
+"""fit, predict, evaluate and info: the ordinary way through, and more than forty ways to go wrong."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bochner import cli_models, frames
+from bochner.cli import app
+from bochner.storage import load, save
+
+FAST = ["--width", "20"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def houses(num=60, seed=0):
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "area": rng.uniform(30, 200, num),
+            "rooms": rng.integers(1, 7, num),
+            "kind": rng.choice(["flat", "house", "loft"], num),
+            "garden": rng.random(num) > 0.5,
+            "age": np.where(rng.random(num) < 0.2, np.nan, rng.uniform(0, 100, num)),
+        }
+    )
+    frame["price"] = 3000 * frame["area"] + 20000 * (frame["kind"] == "house") + rng.normal(0, 5000, num)
+    return frame
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A model of a number and one of a class, with their training tables."""
+    folder = tmp_path_factory.mktemp("models")
+    frame = houses()
+    frame.to_csv(folder / "number.csv", index=False)
+    frame.assign(dear=np.where(frame["price"] > 3e5, "yes", "no")).drop(columns="price").to_csv(
+        folder / "class.csv", index=False
+    )
+    for kind, target in (("number", "price"), ("class", "dear")):
+        result = run("fit", folder / f"{kind}.csv", "--target", target, "--out", folder / f"{kind}.bochner", *FAST)
+        assert result.exit_code == 0, result.stderr
+    return folder
+
+
+# ------------------------------------------------------------------ the ordinary way
+
+
+def test_fit_says_how_well_it_does_and_writes_a_model(tmp_path):
+    houses().to_csv(tmp_path / "t.csv", index=False)
+    report = tmp_path / "r.html"
+    result = run(
+        "fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "m.bochner", "--report", report, *FAST
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "regression of 'price' from 8 inputs" in result.stdout
+    assert "fitted to 48 of 60 rows; the others measure it (--test 0 fits to all)" in result.stdout
+    assert "R²" in result.stdout
+    assert result.stderr == ""  # nothing but the answer where there is no terminal
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.bochner", "r.html", "t.csv"]
+    assert "<svg" in report.read_text()
+    as_json = run("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "m.bochner", "--json", *FAST)
+    found = json.loads(as_json.stdout)
+    assert found["task"] == "regression"
+    assert found["held_out"]["rows"] == 12
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_predictions_are_those_of_the_estimator_whatever_the_order_of_columns(suffix, models, tmp_path, monkeypatch):
+    monkeypatch.setattr(frames, "ROWS", 7)  # several pieces
+    new = houses(20, seed=1).drop(columns="price")[["rooms", "age", "kind", "area", "garden"]]
+    path, out = tmp_path / f"new.{suffix}", tmp_path / f"out.{suffix}"
+    new.to_csv(path, index=False) if suffix == "csv" else new.to_parquet(path)
+    result = run("predict", models / "number.bochner", path, "--out", out, "--coverage", "0.5")
+    assert result.exit_code == 0, result.stderr
+    found = pd.read_csv(out) if suffix == "csv" else pd.read_parquet(out)
+    saved = load(models / "number.bochner")
+    x = frames.Encoder.from_json(saved.table).transform(new)
+    mean, std = saved.estimator.predict(x, return_std=True)
+    np.testing.assert_allclose(found["price_mean"], mean, rtol=1e-9)
+    np.testing.assert_allclose(found["price_std"], std, rtol=1e-9)
+    np.testing.assert_allclose(found[["price_low", "price_high"]], saved.estimator.predict_interval(x, 0.5), rtol=1e-9)
+    np.testing.assert_allclose(found["ood_score"], saved.estimator.ood_score(x), rtol=1e-9)
+    assert list(found["ood"]) == list(saved.estimator.ood_score(x) > saved.estimator.ood_threshold_)
+    assert list(found.columns[:5]) == list(new.columns)
+
+
+def test_classes_get_probabilities_and_strange_rows_a_flag(models, tmp_path):
+    new = houses(10, seed=2).drop(columns="price")
+    new.loc[3, ["area", "rooms"]] = [9000.0, 80]
+    new.loc[4, "kind"] = "castle"  # not seen in training: none of the known kinds
+    new.to_csv(tmp_path / "new.csv", index=False)
+    result = run("predict", models / "class.bochner", tmp_path / "new.csv", "--out", tmp_path / "out.csv", "--json")
+    assert result.exit_code == 0, result.stderr
+    found = pd.read_csv(tmp_path / "out.csv")
+    np.testing.assert_allclose(found[["dear_p_no", "dear_p_yes"]].sum(axis=1), 1)
+    assert set(found["dear_predicted"]) <= {"yes", "no"}
+    assert bool(found["ood"][3])
+    assert json.loads(result.stdout)["flagged"] == int(found["ood"].sum())
+
+
+def test_evaluate_and_info(models, tmp_path):
+    test = houses(40, seed=3)
+    test.to_csv(tmp_path / "t.csv", index=False)
+    found = json.loads(run("evaluate", models / "number.bochner", tmp_path / "t.csv", "--json").stdout)
+    saved = load(models / "number.bochner")
+    mean = saved.estimator.predict(frames.Encoder.from_json(saved.table).transform(test))
+    assert found["rmse"] == pytest.approx(float(np.sqrt(np.mean((test["price"] - mean) ** 2))))
+    test.assign(dear=np.where(test["price"] > 3e5, "yes", "no")).drop(columns="price").to_csv(
+        tmp_path / "c.csv", index=False
+    )
+    classes = run("evaluate", models / "class.bochner", tmp_path / "c.csv")
+    assert "AUC" in classes.stdout
+    about = json.loads(run("info", models / "class.bochner", "--json").stdout)
+    assert (about["target"], about["classes"], about["rows"]) == ("dear", "no, yes", 48)
+    assert "noise" in run("info", models / "number.bochner").stdout
+
+
+def test_all_rows_may_be_fitted_and_columns_left_out(tmp_path):
+    houses().to_csv(tmp_path / "t.csv", index=False)
+    options = ["--test", "0", "--drop", "kind, age", "--hidden", "4,2", "--task", "regression"]
+    result = run("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "m.bochner", *options, *FAST)
+    assert result.exit_code == 0, result.stderr
+    assert "from 3 inputs\nfitted to 60 of 60 rows\n" in result.stdout
+    # What was left out may be there or not.
+    houses().drop(columns=["kind", "price"]).to_csv(tmp_path / "n.csv", index=False)
+    assert run("predict", tmp_path / "m.bochner", tmp_path / "n.csv", "--out", tmp_path / "o.csv").exit_code == 0
+
+
+# ------------------------------------------------------------------ going wrong
+
+
+def text(value):
+    return lambda path: path.write_bytes(value if isinstance(value, bytes) else value.encode())
+
+
+def changed(**columns):
+    def write(path):
+        frame = houses()
+        for name, value in columns.items():
+            frame[name] = value(frame) if callable(value) else value
+        frame.to_csv(path, index=False)
+
+    return write
+
+
+def with_cell(row, column, value):
+    def write(path):
+        frame = houses().astype(object)
+        frame.loc[row, column] = value
+        frame.to_csv(path, index=False)
+
+    return write
+
+
+def wide(path):
+    pd.DataFrame(np.random.default_rng(0).normal(size=(12, 10_000))).add_prefix("c").assign(price=range(12)).to_csv(
+        path, index=False
+    )
+
+
+def many_categories(path):
+    rng = np.random.default_rng(0)
+    columns = {f"c{i}": rng.permutation([f"v{j}" for j in range(100)] * 2) for i in range(22)}
+    pd.DataFrame(columns).assign(price=range(200)).to_csv(path, index=False)
+
+
+FIT = {
+    "empty": (text(""), [], r"is empty; it needs a line of column names"),
+    "only a line end": (text("\n"), [], r"has column names but no rows"),
+    "header only": (text("a,price\n"), [], r"has column names but no rows"),
+    "too many fields": (
+        text("a,price\n" + "1,2\n" * 20 + "1,2,3\n"),
+        [],
+        r"line 22: 3 fields where the first line names 2",
+    ),
+    "too few fields": (
+        text("a,b,price\n" + "1,2,3\n" * 20 + "1,2\n"),
+        [],
+        r"line 22: 2 fields where the first line names 3",
+    ),
+    "latin-1": (text("a,price\né,1\n".encode("latin-1")), [], r"is not UTF-8 text \(byte 8: .*\); save it as UTF-8"),
+    "binary": (text(bytes(range(256)) * 9), [], r"is not UTF-8 text|is not a CSV file"),
+    "null bytes": (
+        text(b"a,price\n1\x00,2\n" * 20),
+        [],
+        r"is not a CSV file \(it holds null bytes\)",
+    ),
+    "semicolons": (text("a;price\n" + "1;2\n" * 20), [], r"looks separated by semicolons; save it with commas"),
+    "twice the same name": (text("a,a,price\n" + "1,2,3\n" * 20), [], r"more than one column named 'a'; rename"),
+    "no name": (text("a,,price\n" + "1,2,3\n" * 20), [], r"has no name for column 2; give it one"),
+    "one row": (text("a,price\n1,2\n"), [], r"has 1 rows; at least 10 are needed"),
+    "target misspelt": (changed(), ["--target", "prize"], r"got 'prize' instead. Did you mean 'price'"),
+    "target constant": (changed(price=5), [], r"target 'price' has the same value in every row \('5'\)"),
+    "target missing": (with_cell(4, "price", np.nan), [], r"target 'price' is missing in 1 rows, the first is row 5"),
+    "target infinite": (with_cell(4, "price", np.inf), [], r"target 'price' holds infinite numbers"),
+    "target text": (
+        changed(price=lambda f: f["kind"]),
+        ["--task", "regression"],
+        r"holds text, such as '.*'; regression needs",
+    ),
+    "target of many classes": (
+        lambda path: houses(300).to_csv(path, index=False),
+        ["--task", "classification"],
+        r"has 300 different values, more than 100 classes; is it a regression",
+    ),
+    "target dropped": (changed(), ["--drop", "price"], r"The target 'price' cannot be dropped"),
+    "only the target": (text("price\n" + "1\n2\n" * 20), [], r"There is no column to predict 'price' from"),
+    "empty column": (changed(area=np.nan), [], r"Column 'area' has no values; leave it out with --drop"),
+    "infinite number": (with_cell(3, "area", np.inf), [], r"Column 'area' holds infinite numbers"),
+    "huge number": (with_cell(3, "area", 1e200), ["--test", "0"], r"Column 0 of X holds values beyond 1e\+100"),
+    "huge target": (with_cell(3, "price", 1e200), ["--test", "0"], r"y parameter holds values beyond 1e\+100"),
+    "dates": (
+        lambda path: houses(200).assign(day=pd.date_range("2026-01-01", periods=200)).to_csv(path, index=False),
+        [],
+        r"Column 'day' holds dates \('2026-01-01'\); turn them into numbers",
+    ),
+    "free text": (
+        lambda path: houses(200).assign(name=[f"n{i}" for i in range(200)]).to_csv(path, index=False),
+        [],
+        r"Column 'name' holds 16\d different texts, more than 100; leave it out with --drop",
+    ),
+    "a word among numbers": (
+        lambda path: houses(200).assign(tax=[*map(str, range(199)), "unknown"]).to_csv(path, index=False),
+        ["--test", "0"],
+        r"Column 'tax' holds numbers and 1 entries that are not, the first in row 200: 'unknown'",
+    ),
+    "ten thousand columns": (wide, [], r"has 10001 columns, more than 2000; keep those that matter"),
+    "many categories": (many_categories, [], r"becomes 2[0-9]{3} inputs, more than 2000; choose columns with --drop"),
+    "drop misspelt": (changed(), ["--drop", "knd"], r"drop parameter must be one of .* Did you mean 'kind'"),
+    "task misspelt": (changed(), ["--task", "regresion"], r"Did you mean 'regression'"),
+    "kernel misspelt": (changed(), ["--kernel", "mattern32"], r"Did you mean 'matern32'"),
+    "width odd": (changed(), ["--width", "7"], r"width parameter must be an integer of at least 2 and even"),
+    "hidden not widths": (changed(), ["--hidden", "big"], r"option --hidden must be widths such as 200,25, got 'big'"),
+    "false alarm": (changed(), ["--false-alarm", "5"], r"false_alarm parameter must lie between 0 and 1, got 5.0"),
+    "no GPU": (changed(), ["--device", "cuda"], r"but torch sees none; use device='cpu'"),
+    "output folder missing": (
+        changed(),
+        ["--out", "no/such/m.bochner"],
+        r"folder no/such for the output does not exist",
+    ),
+    "output is a folder": (changed(), ["--out", "."], r"output \. is a folder; give a file name"),
+    "output is the input": (changed(), ["--out", "t.csv"], r"output t.csv is an input of this command"),
+    "report folder missing": (changed(), ["--report", "no/r.html"], r"folder no for the output does not exist"),
+}
+
+
+@pytest.mark.parametrize("case", FIT)
+def test_a_bad_table_or_option_ends_fit_with_one_line(case, tmp_path, monkeypatch):
+    write, options, message = FIT[case]
+    if case == "no GPU" and torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    monkeypatch.chdir(tmp_path)
+    write(Path("t.csv"))
+    before = Path("t.csv").read_bytes()
+    result = run("fit", "t.csv", *(["--target", "price"] if "--target" not in options else []), *FAST, *options)
+    check_refusal(result, message)
+    assert Path("t.csv").read_bytes() == before
+    assert os.listdir() == ["t.csv"]  # noqa: PTH208
+
+
+def check_refusal(result, message):
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    line = result.stderr.strip()
+    assert "\n" not in line
+    assert len(line) < 500
+    assert re.search(message, line), line
+    assert "Traceback" not in line
+
+
+PREDICT = {
+    "column missing": (
+        houses().drop(columns=["area", "price"]),
+        [],
+        r"lacks the column 'area' that the model was fitted with",
+    ),
+    "column renamed": (houses().rename(columns={"area": "Area"}), [], r"It has 'Area', which the model does not know"),
+    "column unknown": (
+        houses().assign(colour=1),
+        [],
+        r"has the column 'colour' that the model was not fitted with; remove it",
+    ),
+    "text for a number": (
+        houses().assign(area="big"),
+        [],
+        r"Column 'area', row 1: 'big' is not a number, as it was in training",
+    ),
+    "text for a boolean": (houses().assign(garden="maybe"), [], r"Column 'garden', row 1: 'maybe' is not a boolean"),
+    "infinite": (houses().assign(area=np.inf), [], r"Column 'area' holds infinite numbers"),
+    "prediction there already": (
+        houses().assign(price_mean=1),
+        [],
+        r"has the column 'price_mean' that the model was not fitted",
+    ),
+    "coverage": (houses(), ["--coverage", "90"], r"option --coverage must lie between 0 and 1, got 90.0"),
+    "kind of output": (houses(), ["--out", "o.xlsx"], r"output o.xlsx must end in .csv or .parquet"),
+    "output is the table": (houses(), ["--out", "n.csv"], r"output n.csv is an input of this command"),
+}
+
+
+@pytest.mark.parametrize("case", PREDICT)
+def test_a_bad_table_or_option_ends_predict_with_one_line(case, models, tmp_path, monkeypatch):
+    frame, options, message = PREDICT[case]
+    monkeypatch.chdir(tmp_path)
+    frame.to_csv("n.csv", index=False)
+    check_refusal(run("predict", models / "number.bochner", "n.csv", *options), message)
+    assert os.listdir() == ["n.csv"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["fit", ".", "--target", "a"], r"\. is a folder; give a file that ends in"),
+        (["fit", "none.csv", "--target", "a"], r"none.csv does not exist; check the name"),
+        (["fit", "table.txt", "--target", "a"], r"table.txt must end in .csv or .parquet"),
+        (["fit", "bad.parquet", "--target", "a"], r"bad.parquet is not a Parquet file that can be read"),
+        (["predict", "none.bochner", "good.csv"], r"none.bochner does not exist"),
+        (["predict", "good.csv", "good.csv"], r"good.csv is not a model of bochner"),
+        (["info", "table.txt"], r"table.txt is not a model of bochner"),
+        (["evaluate", "number.bochner", "unlabelled.csv"], r"lacks the target 'price'; use 'bochner predict'"),
+        (["evaluate", "number.bochner", "holes.csv"], r"target 'price' is missing in some rows"),
+        (["evaluate", "number.bochner", "words.csv"], r"target 'price' holds text"),
+        (["evaluate", "class.bochner", "strange.csv"], r"has the class 'perhaps', which the model does not know"),
+        (
+            ["predict", "plain.bochner", "good.csv"],
+            r"was not fitted from a table; use it from Python with bochner.storage.load",
+        ),
+    ],
+)
+def test_bad_files_end_every_command_with_one_line(command, message, models, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("number", "class"):
+        Path(f"{name}.bochner").write_bytes((models / f"{name}.bochner").read_bytes())
+    save("plain.bochner", load("number.bochner").estimator)
+    Path("table.txt").write_text("hello")
+    Path("bad.parquet").write_text("hello")
+    houses().to_csv("good.csv", index=False)
+    houses().drop(columns="price").to_csv("unlabelled.csv", index=False)
+    with_cell(2, "price", np.nan)(Path("holes.csv"))
+    houses().assign(price="much").to_csv("words.csv", index=False)
+    houses().drop(columns="price").assign(dear="perhaps").to_csv("strange.csv", index=False)
+    before = sorted(os.listdir())  # noqa: PTH208
+    check_refusal(run(*command), message)
+    assert sorted(os.listdir()) == before  # noqa: PTH208
+
+
+def test_a_full_disk_leaves_nothing_behind(models, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    houses(20).to_csv("n.csv", index=False)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pd.DataFrame, "to_csv", full)
+    check_refusal(run("predict", models / "number.bochner", "n.csv"), "No space left on device")
+    monkeypatch.setattr(Path, "replace", full)
+    check_refusal(run("fit", "n.csv", "--target", "price", *FAST), "No space left on device")
+    assert os.listdir() == ["n.csv"]  # noqa: PTH208
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_said_before_any_work(models, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    houses(20).to_csv("n.csv", index=False)
+    tmp_path.chmod(0o555)
+    check_refusal(run("predict", models / "number.bochner", "n.csv"), "cannot be written .Permission denied.")
+
+
+def test_an_interrupt_leaves_nothing_behind(models, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    houses(20).to_csv("n.csv", index=False)
+    monkeypatch.setattr(frames, "ROWS", 5)
+    seen = []
+
+    def interrupted(*arguments):
+        seen.append(1)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    real = cli_models._predictions
+    monkeypatch.setattr(cli_models, "_predictions", interrupted)
+    assert run("predict", models / "number.bochner", "n.csv").exit_code != 0
+    assert os.listdir() == ["n.csv"]  # noqa: PTH208
+
+
+def test_too_little_memory_is_one_line(models, tmp_path, monkeypatch):
+    houses(20).to_csv(tmp_path / "n.csv", index=False)
+    monkeypatch.setattr(cli_models, "_predictions", lambda *_: (_ for _ in ()).throw(MemoryError))
+    result = run("predict", models / "number.bochner", tmp_path / "n.csv", "--out", tmp_path / "o.csv")
+    check_refusal(result, "not enough memory; use fewer rows")
+
+
+def test_the_demo_compares_networks_far_from_the_data_and_writes_a_page(tmp_path):
+    result = run("demo", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    numbers = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.startswith("  ")}
+    assert float(numbers["ReLU"][1]) > 0.8  # the classes, far away
+    assert float(numbers["stationary"][1]) < 0.65
+    assert numbers["stationary"][2] == "100"
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+    assert "Two arcs" in (tmp_path / "report.html").read_text()

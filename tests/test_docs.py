@@ -1,0 +1,112 @@
+"""What the pages show and what the examples do. README and adding_a_posterior.md are run in test_experiments.py, as are links."""
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import bochner
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    page.name
+    for page in sorted((ROOT / "docs").glob("*.md"))
+    if "```python" in page.read_text() and page.name != "adding_a_posterior.md"
+]
+FIGURES = {"banana": ["banana.svg"], "regression_1d": ["regression_1d.svg"]}
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+def run(*command: str, folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+    """A Python process of its own, on one thread, in a folder of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, cwd=folder, timeout=seconds, env=environment
+    )
+
+
+@pytest.fixture
+def one_thread():
+    """Small matrices: more threads only wait for each other, for a long time where others are at work too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    blocks = [part.split("```")[0] for part in (ROOT / "docs" / page).read_text().split("```python")[1:]]
+    exec("\n".join(blocks), {})
+    assert "nan" not in capsys.readouterr().out
+    assert not list(tmp_path.iterdir()), "a page must not leave files behind"
+
+
+def test_every_new_page_with_code_is_run():
+    assert {"tutorial.md", "own_network.md", "choosing.md", "theory.md"} <= set(PAGES)
+
+
+def test_the_examples_run(tmp_path):
+    """Two at a time: each is a process on one thread."""
+    assert EXAMPLES == ["banana", "regression_1d", "streaming", "swap_head", "table_csv"]
+    for name in EXAMPLES:
+        (tmp_path / name).mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        ends = pool.map(
+            lambda name: run("-W", "error", str(ROOT / "examples" / f"{name}.py"), folder=tmp_path / name, seconds=300),
+            EXAMPLES,
+        )
+        ends = dict(zip(EXAMPLES, ends, strict=True))
+    for name, end in ends.items():
+        assert end.returncode == 0, f"{name}: {end.stderr}"
+        assert end.stdout.strip(), name
+        assert [path.name for path in (tmp_path / name).iterdir()] == FIGURES.get(name, []), name
+    flags = [line.rsplit(",", 1)[1] for line in ends["table_csv"].stdout.splitlines() if line.count(",") > 4]
+    assert flags[-1] == "True", "the palace is unlike the flats"
+    # Mean probability of the chosen class, far from the arcs: ReLU is surer than the stationary network.
+    far = {words[0]: float(words[2]) for words in map(str.split, ends["banana"].stdout.splitlines()) if "far" in words}
+    assert far["paired"] < 0.7 < far["relu"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site and what building it said."""
+    folder = tmp_path_factory.mktemp("site")
+    end = run("-m", "mkdocs", "build", "--strict", "--site-dir", str(folder / "html"), folder=ROOT, seconds=120)
+    assert end.returncode == 0, end.stderr
+    return folder / "html", end.stderr
+
+
+def test_the_site_builds_without_warnings(site):
+    """Links out of docs/ are allowed for result files only; another test checks that those are there."""
+    folder, said = site
+    assert "WARNING" not in said
+    missing = re.findall(r"contains a link '([^']+)', but the target", said)
+    assert all(target.startswith("../results/") for target in missing), missing
+    assert (folder / "index.html").exists()
+
+
+def test_the_site_needs_nothing_from_elsewhere(site):
+    for page in site[0].glob("*.html"):
+        loaded = re.findall(r"<(?:script|img|link)[^>]*(?:src|href)=\"(https?:[^\"]+)\"", page.read_text())
+        assert loaded == [], page.name
+
+
+def test_the_reference_has_every_public_name(site):
+    page = (site[0] / "api.html").read_text()
+    estimators = ["estimators.StationaryRegressor.ood_score", "estimators.StationaryClassifier.predict_proba"]
+    for name in [*bochner.__all__, *estimators, "metrics.nlpd", "datasets.load"]:
+        assert f'id="bochner.{name}"' in page, name
+
+
+def test_lines_are_not_too_long():
+    for page in PAGES:
+        for number, line in enumerate((ROOT / "docs" / page).read_text().splitlines(), start=1):
+            assert len(line) <= 145, f"{page}, line {number}"
