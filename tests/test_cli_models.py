@@ -84,7 +84,7 @@ def test_predictions_are_those_of_the_estimator_whatever_the_order_of_columns(su
     assert result.exit_code == 0, result.stderr
     found = pd.read_csv(out) if suffix == "csv" else pd.read_parquet(out)
     saved = load(models / "number.bochner")
-    x = frames.Encoder.from_json(saved.table).transform(new)
+    x = frames.Encoder.from_json(saved.table).transform(frames.read(path))
     mean, std = saved.estimator.predict(x, return_std=True)
     np.testing.assert_allclose(found["price_mean"], mean, rtol=1e-9)
     np.testing.assert_allclose(found["price_std"], std, rtol=1e-9)
@@ -113,7 +113,7 @@ def test_evaluate_and_info(models, tmp_path):
     test.to_csv(tmp_path / "t.csv", index=False)
     found = json.loads(run("evaluate", models / "number.bochner", tmp_path / "t.csv", "--json").stdout)
     saved = load(models / "number.bochner")
-    mean = saved.estimator.predict(frames.Encoder.from_json(saved.table).transform(test))
+    mean = saved.estimator.predict(frames.Encoder.from_json(saved.table).transform(frames.read(tmp_path / "t.csv")))
     assert found["rmse"] == pytest.approx(float(np.sqrt(np.mean((test["price"] - mean) ** 2))))
     test.assign(dear=np.where(test["price"] > 3e5, "yes", "no")).drop(columns="price").to_csv(
         tmp_path / "c.csv", index=False
@@ -123,6 +123,46 @@ def test_evaluate_and_info(models, tmp_path):
     about = json.loads(run("info", models / "class.bochner", "--json").stdout)
     assert (about["target"], about["classes"], about["rows"]) == ("dear", "no, yes", 48)
     assert "noise" in run("info", models / "number.bochner").stdout
+
+
+def test_cells_stay_as_they_are_and_codes_are_texts(tmp_path):
+    frame = houses().assign(code=np.resize(["01", "02", "1A", "NA"], 60), number=np.arange(60))
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert run("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "m.bochner", *FAST).exit_code == 0
+    new = frame[frame["code"].isin(["01", "02"])].drop(columns="price")  # looks like numbers now
+    new["area"] = new["area"].astype(object)
+    new.iloc[0, 0] = ""
+    new.to_csv(tmp_path / "n.csv", index=False)
+    for suffix in ("csv", "parquet"):
+        out = tmp_path / f"o.{suffix}"
+        result = run("predict", tmp_path / "m.bochner", tmp_path / "n.csv", "--out", out)
+        assert result.exit_code == 0, result.stderr
+        assert "1 cells are missing in columns that were complete in training; their medians stand in." in result.stdout
+        found = pd.read_csv(out, dtype=str, keep_default_na=False) if suffix == "csv" else pd.read_parquet(out)
+        assert set(found["code"]) == {"01", "02"}
+        assert found["number"].iloc[-1] == str(new["number"].iloc[-1])
+    assert json.loads(run("evaluate", tmp_path / "m.bochner", tmp_path / "t.csv", "--json").stdout)["r2"] > 0.9
+
+
+def test_a_parquet_file_with_an_index_and_holes_predicts_itself(tmp_path):
+    frame = houses().astype({"rooms": "Int64"})
+    frame.loc[5, "rooms"] = pd.NA
+    frame.index = [f"row {i}" for i in range(60)]
+    frame.to_parquet(tmp_path / "t.parquet")
+    assert (
+        run("fit", tmp_path / "t.parquet", "--target", "price", "--out", tmp_path / "m.bochner", *FAST).exit_code == 0
+    )
+    for suffix in ("csv", "parquet"):
+        result = run("predict", tmp_path / "m.bochner", tmp_path / "t.parquet", "--out", tmp_path / f"o.{suffix}")
+        assert result.exit_code == 0, result.stderr
+    assert pd.read_parquet(tmp_path / "o.parquet")["rooms"].dtype.kind in "if"
+
+
+def test_a_class_may_be_called_none_and_a_single_row_has_no_r2(models, tmp_path):
+    houses().assign(price=np.resize(["None", "some"], 60)).to_csv(tmp_path / "t.csv", index=False)
+    assert run("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "m.bochner", *FAST).exit_code == 0
+    houses(1).to_csv(tmp_path / "one.csv", index=False)
+    assert "r2" not in json.loads(run("evaluate", models / "number.bochner", tmp_path / "one.csv", "--json").stdout)
 
 
 def test_all_rows_may_be_fitted_and_columns_left_out(tmp_path):
@@ -211,7 +251,7 @@ FIT = {
     "target of many classes": (
         lambda path: houses(300).to_csv(path, index=False),
         ["--task", "classification"],
-        r"has 300 different values, more than 100 classes; is it a regression",
+        r"has 300 different values in 300 rows, too many for classes; a regression\?",
     ),
     "target dropped": (changed(), ["--drop", "price"], r"The target 'price' cannot be dropped"),
     "only the target": (text("price\n" + "1\n2\n" * 20), [], r"There is no column to predict 'price' from"),
@@ -227,12 +267,44 @@ FIT = {
     "free text": (
         lambda path: houses(200).assign(name=[f"n{i}" for i in range(200)]).to_csv(path, index=False),
         [],
-        r"Column 'name' holds 16\d different texts, more than 100; leave it out with --drop",
+        r"Column 'name' holds 200 different texts, more than 100; leave it out with --drop",
     ),
     "a word among numbers": (
         lambda path: houses(200).assign(tax=[*map(str, range(199)), "unknown"]).to_csv(path, index=False),
         ["--test", "0"],
         r"Column 'tax' holds numbers and 1 entries that are not, the first in row 200: 'unknown'",
+    ),
+    "a word among numbers, held out": (
+        lambda path: houses(40).assign(tax=[*map(str, range(39)), "O"][::-1]).to_csv(path, index=False),
+        [],
+        r"Column 'tax' holds numbers and 1 entries that are not, the first in row 1: 'O'; correct or empty them",
+    ),
+    "commas in numbers": (
+        changed(area=lambda f: [f"1,{i:03}" for i in range(len(f))]),
+        [],
+        r"holds numbers with commas in them",
+    ),
+    "few dates": (changed(day=pd.date_range("2026-01-01", periods=60).astype(str)), [], r"Column 'day' holds dates"),
+    "few names": (
+        changed(name=[f"n{i}" for i in range(60)]),
+        [],
+        r"60 different texts in 60 rows: names or identifiers",
+    ),
+    "target with commas": (
+        changed(price=lambda f: [f"1,{i:03}" for i in range(len(f))]),
+        [],
+        r"The target: .* with commas in them",
+    ),
+    "a class for every row": (changed(price=lambda f: [f"n{i}" for i in range(len(f))]), [], r"too many for classes"),
+    "column named like a prediction": (
+        changed(ood_score=1),
+        [],
+        r"column 'ood_score', which is what predictions are called; rename",
+    ),
+    "report without held-out rows": (
+        changed(),
+        ["--test", "0", "--report", "r.html"],
+        r"report measures on held-out rows",
     ),
     "ten thousand columns": (wide, [], r"has 10001 columns, more than 2000; keep those that matter"),
     "many categories": (many_categories, [], r"becomes 2[0-9]{3} inputs, more than 2000; choose columns with --drop"),
@@ -328,7 +400,7 @@ def test_a_bad_table_or_option_ends_predict_with_one_line(case, models, tmp_path
         (["predict", "good.csv", "good.csv"], r"good.csv is not a model of bochner"),
         (["info", "table.txt"], r"table.txt is not a model of bochner"),
         (["evaluate", "number.bochner", "unlabelled.csv"], r"lacks the target 'price'; use 'bochner predict'"),
-        (["evaluate", "number.bochner", "holes.csv"], r"target 'price' is missing in some rows"),
+        (["evaluate", "number.bochner", "holes.csv"], r"target 'price' is missing in 1 rows, the first is row 3"),
         (["evaluate", "number.bochner", "words.csv"], r"target 'price' holds text"),
         (["evaluate", "class.bochner", "strange.csv"], r"has the class 'perhaps', which the model does not know"),
         (
@@ -394,9 +466,10 @@ def test_an_interrupt_leaves_nothing_behind(models, tmp_path, monkeypatch):
     assert os.listdir() == ["n.csv"]  # noqa: PTH208
 
 
-def test_too_little_memory_is_one_line(models, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 TB")])
+def test_too_little_memory_is_one_line(error, models, tmp_path, monkeypatch):
     houses(20).to_csv(tmp_path / "n.csv", index=False)
-    monkeypatch.setattr(cli_models, "_predictions", lambda *_: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr(cli_models, "_predictions", lambda *_: (_ for _ in ()).throw(error))
     result = run("predict", models / "number.bochner", tmp_path / "n.csv", "--out", tmp_path / "o.csv")
     check_refusal(result, "not enough memory; use fewer rows")
 

@@ -206,7 +206,7 @@ def test_constant_columns_change_nothing():
 
 
 def test_diverged_training_says_so(monkeypatch):
-    monkeypatch.setattr("bochner.estimators.Recipe", lambda *_, **__: Recipe(3, 20, lr=1e300))
+    monkeypatch.setattr("bochner.estimator_base.Recipe", lambda *_, **__: Recipe(3, 20, lr=1e300))
     with pytest.raises(ValueError, match="Training diverged; use fewer or narrower hidden layers"):
         StationaryRegressor(**SMALL, hidden=(4,)).fit(*line(60))
 
@@ -281,12 +281,35 @@ def test_a_rare_class_is_always_learnt_from():
         assert model.predict_proba(x).shape == (30, 2)
 
 
-def test_a_few_more_rows_leave_the_threshold():
-    x, y = line(60)
-    model = StationaryRegressor(**SMALL).fit(x[:40], y[:40])
+def test_later_rows_never_make_the_alarm_more_sensitive():
+    x, y = line(200)
+    model = StationaryRegressor(**SMALL).fit(x, y)
     before = model.ood_threshold_
-    assert model.partial_fit(x[40:45], y[40:45]).ood_threshold_ == before
-    assert model.partial_fit(x[40:], y[40:]).ood_threshold_ != before
+    alike = x[:1] + 1e-3 * np.random.default_rng(0).normal(size=(30, 2))
+    assert model.partial_fit(alike, np.full(30, y[0])).ood_threshold_ == before
+    assert (model.ood_score(x) > model.ood_threshold_).mean() < 0.1
+
+
+def test_nothing_of_an_earlier_fit_remains():
+    x, y = line(40)
+    model = StationaryRegressor(**SMALL).fit(x, y).set_params(hidden=(4,), posterior="laplace").fit(x, y)
+    assert not hasattr(model, "lengthscale_")
+    assert not hasattr(model, "log_marginal_likelihood_")
+
+
+def test_fast_waves_are_found():
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, (400, 1))
+    y = np.sin(12 * x[:, 0]) + 0.05 * rng.normal(size=400)
+    model = StationaryRegressor(width=200, random_state=0).fit(x, y)
+    assert model.noise_ < 0.1
+    assert model.score(x, y) > 0.99
+
+
+def test_a_value_of_any_size_is_flagged(fitted):
+    mean, std = fitted.predict([[1e308, 0.0], [-1.7e308, 1e300]], return_std=True)
+    assert np.isfinite([mean, std]).all()
+    assert (fitted.ood_score([[1e308, 0.0], [-1.7e308, 1e300]]) > fitted.ood_threshold_).all()
 
 
 def test_wrong_targets_and_numbers_of_draws_are_named(fitted):

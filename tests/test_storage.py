@@ -1,5 +1,6 @@
 """Saved models: they come back bit for bit, and anything else is refused without running a thing."""
 
+import copy
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load as parse
 from safetensors.torch import save as serialise
+from sklearn.base import clone
 
 from bochner import Matern, storage
 from bochner.estimators import StationaryClassifier, StationaryRegressor
@@ -209,6 +211,33 @@ def test_only_fitted_estimators_are_saved(tmp_path):
         save(tmp_path / "m", {})
     with pytest.raises(ValueError, match="got StationaryRegressor without a fit instead"):
         save(tmp_path / "m", StationaryRegressor())
+
+
+def test_what_could_not_be_read_back_is_not_written(saved, tmp_path):
+    estimator = (
+        clone(saved["regression"][0])
+        .set_params(width=np.int64(20), random_state=np.int64(3))
+        .fit(*data(StationaryRegressor))
+    )
+    back = load(save(tmp_path / "m.bochner", estimator)).estimator  # parameters as a grid search sets them
+    assert (back.width, back.random_state) == (20, 3)
+    estimator.set_params(width=40)
+    with pytest.raises(ValueError, match=r"could not be read back, so it is not written .the width does not agree"):
+        save(tmp_path / "n.bochner", estimator)
+    assert not (tmp_path / "n.bochner").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_missing_gpu_is_not_blamed_on_the_file(saved):
+    with pytest.raises(ValueError, match=r"asks for a GPU .'cuda'., but torch sees none"):
+        load(saved["regression"][1], device="cuda")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_fitted_estimators_can_be_copied_and_pickled(name, saved):
+    estimator, _ = saved[name]
+    for other in (copy.deepcopy(estimator), pickle.loads(pickle.dumps(estimator))):
+        assert answers(other) == answers(estimator)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(saved, tmp_path, monkeypatch):

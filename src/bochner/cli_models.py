@@ -34,7 +34,9 @@ def problems() -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         errors.print(f"{where}{error.strerror or error}.", style="red", soft_wrap=True, markup=False)
         raise typer.Exit(1) from error
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate" not in str(error):
+            raise
         errors.print("There is not enough memory; use fewer rows or a smaller --width.", style="red", soft_wrap=True)
         raise typer.Exit(1) from error
     except ValueError as error:
@@ -66,37 +68,6 @@ def _widths(hidden: str) -> tuple[int, ...]:
         raise ValueError(f"The option --hidden must be widths such as 200,25, got {hidden!r} instead.") from error
 
 
-def measure(estimator: Any, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Metrics of a fitted estimator on rows that it has not seen."""
-    from sklearn.metrics import r2_score, roc_auc_score
-
-    from bochner import metrics
-
-    flagged = float(np.mean(estimator.ood_score(x) > estimator.ood_threshold_))
-    common = {"rows": len(x), "flagged": flagged}
-    if hasattr(estimator, "classes_"):
-        p = estimator.predict_proba(x)
-        labels = np.searchsorted(estimator.classes_, y)
-        chosen = np.clip(p[np.arange(len(x)), labels], 1e-300, None)
-        found = {
-            "accuracy": metrics.accuracy(labels, p),
-            "nlpd": float(-np.log(chosen).mean()),
-            "ece": metrics.ece(labels, p),
-        }
-        if p.shape[1] == 2 and len(set(labels)) == 2:
-            found["auc"] = float(roc_auc_score(labels, p[:, 1]))
-        return common | found
-    mean, std = estimator.predict(x, return_std=True)
-    low, high = estimator.predict_interval(x, 0.9).T
-    z = (y - mean) / std
-    return common | {
-        "rmse": float(np.sqrt(np.mean((y - mean) ** 2))),
-        "nlpd": float(np.mean(0.5 * z**2 + np.log(std) + 0.5 * np.log(2 * np.pi))),
-        "r2": float(r2_score(y, mean)) if len(x) > 1 else float("nan"),
-        "coverage_90": float(np.mean((low <= y) & (y <= high))),
-    }
-
-
 TITLES = {
     "rows": "rows",
     "rmse": "root mean squared error",
@@ -112,7 +83,7 @@ TITLES = {
 
 def _show(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(found, allow_nan=False))
         return
     for name, value in found.items():
         shown = f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -130,6 +101,29 @@ def _split(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarra
     stratify = y if task == "classification" and counts.min() >= 2 and tests >= len(counts) else None
     train, test = train_test_split(np.arange(len(y)), test_size=tests, random_state=seed, stratify=stratify)
     return np.sort(train), np.sort(test)
+
+
+def _training_table(table: Path, target: str, drop: str, task: str) -> tuple[Any, np.ndarray, str, tuple[str, ...]]:
+    """The table as text, the target, the task and the columns to leave out, after every check that needs no work."""
+    from bochner import frames
+    from bochner.activations import unknown
+
+    names, rows = frames.look(table)
+    if rows < SMALLEST:
+        raise ValueError(f"{table} has {rows} rows; at least {SMALLEST} are needed.")
+    if len(names) > INPUTS:
+        raise ValueError(f"{table} has {len(names)} columns, more than {INPUTS}; keep those that matter.")
+    dropped = tuple(name.strip() for name in drop.split(",") if name.strip())
+    for name in (target, *dropped):
+        if name not in names:
+            raise ValueError(unknown("target" if name == target else "drop", name, names))
+    frame = frames.read(table)
+    y, kind = frames.check_target(frame, target, task)
+    if taken := sorted(
+        (set(names) - {target}) & set(_added(target, np.unique(y) if kind == "classification" else None))
+    ):
+        raise ValueError(f"{table} has a column '{taken[0]}', which is what predictions are called; rename it.")
+    return frame, y, kind, dropped
 
 
 def fit(
@@ -161,6 +155,7 @@ def fit(
     from bochner import frames
     from bochner.activations import unknown
     from bochner.estimators import StationaryClassifier, StationaryRegressor
+    from bochner.evaluation import measure
     from bochner.storage import save
 
     with problems():
@@ -169,22 +164,16 @@ def fit(
         _check_output(out, table)
         if report is not None:
             _check_output(report, table, out)
+            if test == 0:
+                raise ValueError(
+                    "The report measures on held-out rows: give --test a share above 0, or leave --report out."
+                )
         options: Any = {"kernel": kernel, "activation": activation, "posterior": posterior, "width": width}
         options |= {"hidden": _widths(hidden), "false_alarm": false_alarm, "device": device, "random_state": seed}
         StationaryRegressor(**options)._check_parameters()
-        names, rows = frames.look(table)
-        if rows < SMALLEST:
-            raise ValueError(f"{table} has {rows} rows; at least {SMALLEST} are needed.")
-        if len(names) > INPUTS:
-            raise ValueError(f"{table} has {len(names)} columns, more than {INPUTS}; keep those that matter.")
-        dropped = tuple(name.strip() for name in drop.split(",") if name.strip())
-        for name in (target, *dropped):
-            if name not in names:
-                raise ValueError(unknown("target" if name == target else "drop", name, names))
-        frame = frames.read(table)
-        y, kind = frames.check_target(frame, target, task)
+        frame, y, kind, dropped = _training_table(table, target, drop, task)
         train, held = _split(y, kind, test, seed)
-        encoder = frames.Encoder.fit(frame.iloc[train], target, dropped)
+        encoder = frames.Encoder.fit(frame, target, dropped, train)
         if len(encoder.names) > INPUTS:
             raise ValueError(
                 f"{table} becomes {len(encoder.names)} inputs, more than {INPUTS}; choose columns with --drop."
@@ -196,30 +185,37 @@ def fit(
         estimator.verbose = False
         known = np.isin(y[held], y[train]) if kind == "classification" else np.ones(len(held), bool)
         found = measure(estimator, x[held[known]], y[held[known]]) if known.any() else {}
+        data: Any = ((x[train], y[train]), (x[held[known]], y[held[known]]))
+        sections = _sections(estimator, encoder, *data) if report is not None else []
         save(out, estimator, table=encoder.to_json())
         if report is not None:
-            _write_report(report, estimator, encoder, (x[train], y[train]), (x[held[known]], y[held[known]]), table)
+            _write_page(report, f"{table.name}: {target}", sections)
     if as_json:
-        print(
-            json.dumps({"model": str(out), "task": kind, "rows": len(train), "inputs": x.shape[1], "held_out": found})
-        )
+        answer = {"model": str(out), "task": kind, "rows": len(train), "inputs": x.shape[1], "held_out": found}
+        print(json.dumps(answer, allow_nan=False))
         return
     console.print(f"{kind} of '{target}' from {x.shape[1]} inputs", soft_wrap=True, markup=False)
     rest = "" if test == 0 else "; the others measure it (--test 0 fits to all)"
     console.print(f"fitted to {len(train)} of {len(y)} rows{rest}", soft_wrap=True)
     if found:
-        console.print("on held-out rows:")
+        strange = int(len(held) - known.sum())
+        rest = f" ({strange} of classes without a row to learn from are left out)" if strange else ""
+        console.print(f"on held-out rows{rest}:")
         _show(found, as_json=False)
     written = [out] if report is None else [out, report]
     console.print(f"written: {'  '.join(str(p) for p in written)}", soft_wrap=True, markup=False)
 
 
-def _write_report(path: Path, estimator: Any, encoder: Any, train: Any, held: Any, table: Path) -> None:
+def _sections(estimator: Any, encoder: Any, train: Any, held: Any) -> Any:
     from bochner.reports.model import model_sections
+
+    return model_sections(estimator, train, held, columns=encoder.names, target=encoder.target)
+
+
+def _write_page(path: Path, title: str, sections: Any) -> None:
     from bochner.reports.page import write
 
-    sections = model_sections(estimator, train, held, columns=encoder.names, target=encoder.target)
-    write(path, f"{table.name}: {encoder.target}", sections)
+    write(path, title, sections)
 
 
 def _load(model: Path, device: str) -> tuple[Any, Any]:
@@ -233,41 +229,49 @@ def _load(model: Path, device: str) -> tuple[Any, Any]:
     return saved.estimator, Encoder.from_json(saved.table)
 
 
+def _added(target: str, classes: Any) -> list[str]:
+    """Names of the columns that a prediction adds."""
+    own = ["mean", "std", "low", "high"] if classes is None else ["predicted", *(f"p_{name}" for name in classes)]
+    return [*(f"{target}_{name}" for name in own), "ood_score", "ood"]
+
+
 def _predictions(estimator: Any, encoder: Any, frame: Any, coverage: float) -> dict[str, np.ndarray]:
-    """The columns that a prediction adds."""
-    x, target = encoder.transform(frame), encoder.target
+    """The columns that a prediction adds, as ``_added`` names them."""
+    x, names = encoder.transform(frame), _added(encoder.target, getattr(estimator, "classes_", None))
     score = estimator.ood_score(x)
-    unlike = {"ood_score": score, "ood": score > estimator.ood_threshold_}
+    unlike = (score, score > estimator.ood_threshold_)
     if hasattr(estimator, "classes_"):
         p = estimator.predict_proba(x)
-        chosen = {f"{target}_predicted": estimator.classes_[p.argmax(1)]}
-        return chosen | {f"{target}_p_{name}": p[:, i] for i, name in enumerate(estimator.classes_)} | unlike
+        return dict(zip(names, (estimator.classes_[p.argmax(1)], *p.T, *unlike), strict=True))
     mean, std = estimator.predict(x, return_std=True)
     half = NormalDist().inv_cdf(0.5 + coverage / 2) * std  # the estimator's interval, without predicting again
-    low, high = mean - half, mean + half
-    return {f"{target}_{name}": v for name, v in {"mean": mean, "std": std, "low": low, "high": high}.items()} | unlike
+    return dict(zip(names, (mean, std, mean - half, mean + half, *unlike), strict=True))
 
 
 @contextlib.contextmanager
 def _writer(path: Path) -> Iterator[Any]:
-    """Takes frames one after another; the file appears when all are written, and not at all otherwise."""
+    """Takes pieces and their new columns; the file appears when all are written, and not at all otherwise."""
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     parquet: list[Any] = []
 
-    def to_csv(frame: Any) -> None:
-        frame.to_csv(part, mode="a", index=False, header=not part.exists())
+    def to_csv(piece: Any, added: dict[str, np.ndarray]) -> None:
+        frame = piece if hasattr(piece, "assign") else piece.to_pandas(ignore_metadata=True)
+        frame.assign(**added).to_csv(part, mode="a", index=False, header=not part.exists())
 
-    def to_parquet(frame: Any) -> None:
+    def to_parquet(piece: Any, added: dict[str, np.ndarray]) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        batch = pa.Table.from_pandas(frame, preserve_index=False)
-        parquet.append(parquet[0] if parquet else pq.ParquetWriter(part, batch.schema))
-        parquet[0].write_table(batch)
+        table = pa.Table.from_pandas(piece, preserve_index=False) if hasattr(piece, "assign") else piece
+        for name, values in added.items():
+            table = table.append_column(name, pa.array(values))
+        if not parquet:
+            parquet.append(pq.ParquetWriter(part, table.schema))
+        parquet[0].write_table(table)
 
     try:
         yield to_parquet if path.suffix.lower() == ".parquet" else to_csv
-        for handle in parquet[:1]:
+        for handle in parquet:
             handle.close()
         part.replace(path)
     finally:
@@ -297,27 +301,27 @@ def predict(
     with problems():
         if not 0 < coverage < 1:
             raise ValueError(f"The option --coverage must lie between 0 and 1, got {coverage} instead.")
+        names, rows = frames.look(table)
         out = out or table.with_name(f"{table.stem}-predictions{table.suffix}")
         if out.suffix.lower() not in frames.SUFFIXES:
             raise ValueError(f"The output {out} must end in {' or '.join(frames.SUFFIXES)}.")
         _check_output(out, table, model)
         estimator, encoder = _load(model, device)
-        names, rows = frames.look(table)
         encoder.check_columns(names, table)
-        texts = tuple(c.name for c in encoder.columns if c.kind == "category")
-        flagged = 0
+        flagged = filled = 0
         with _writer(out) as take, _progress(rows) as advance:
-            for frame in frames.read_chunks(table, texts):
-                added = _predictions(estimator, encoder, frame, coverage)
-                if both := [name for name in added if name in frame.columns]:
-                    raise ValueError(f"{table} has a column '{both[0]}' already; rename it.")
-                take(frame.assign(**added))
-                flagged += int(added["ood"].sum())
-                advance(len(frame))
+            for piece, texts in frames.read_chunks(table):
+                added = _predictions(estimator, encoder, texts, coverage)
+                take(piece, added)
+                flagged, filled = flagged + int(added["ood"].sum()), filled + encoder.filled(texts)
+                advance(len(texts))
     if as_json:
-        print(json.dumps({"out": str(out), "rows": rows, "flagged": flagged}))
-    else:
-        console.print(f"{rows} rows, {flagged} unlike the training data; written: {out}", soft_wrap=True, markup=False)
+        print(json.dumps({"out": str(out), "rows": rows, "flagged": flagged, "filled": filled}))
+        return
+    console.print(f"{rows} rows, {flagged} unlike the training data; written: {out}", soft_wrap=True, markup=False)
+    if filled:
+        text = f"{filled} cells are missing in columns that were complete in training; their medians stand in."
+        console.print(text, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -336,6 +340,7 @@ def evaluate(model: ModelFile, table: TableFile, device: Device = "auto", as_jso
         bochner evaluate model.bochner test.csv
     """
     from bochner import frames
+    from bochner.evaluation import measure
 
     with problems():
         estimator, encoder = _load(model, device)
@@ -346,10 +351,9 @@ def evaluate(model: ModelFile, table: TableFile, device: Device = "auto", as_jso
                 f"{table} lacks the target '{encoder.target}'; use 'bochner predict' for tables without it."
             )
         frame = frames.read(table)
-        if frame[encoder.target].isna().any():
-            raise ValueError(f"The target '{encoder.target}' is missing in some rows of {table}; remove them.")
+        frames.check_complete(frame[encoder.target], encoder.target)
         if hasattr(estimator, "classes_"):
-            y = frame[encoder.target].astype(str).to_numpy(dtype=str)
+            y = frame[encoder.target].to_numpy(dtype=str)
             if strange := sorted(set(y) - set(estimator.classes_)):
                 raise ValueError(f"{table} has the class '{strange[0]}', which the model does not know.")
         else:

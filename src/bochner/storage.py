@@ -11,6 +11,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def save(path: str | Path, estimator: Any, *, table: dict[str, Any] | None = Non
         "kernel": _kernel_to_json(estimator.kernel),
         "activation": activations.resolve(estimator.activation).name,
         "hidden": list(estimator.hidden),
-        "random_state": estimator.random_state if isinstance(estimator.random_state, int) else None,
+        "random_state": int(estimator.random_state) if isinstance(estimator.random_state, Integral) else None,
     }
     tensors = {f"model.{name}": value for name, value in estimator.model_.state_dict().items()}
     statistics, posterior = estimator.statistics_, estimator.posterior_
@@ -120,8 +121,14 @@ def save(path: str | Path, estimator: Any, *, table: dict[str, Any] | None = Non
     if isinstance(posterior, Laplace):
         tensors |= {f"laplace.{i}.{j}": t for i, part in enumerate(posterior.state) for j, t in enumerate(part)}
     path = Path(path)
-    metadata = {"bochner": json.dumps(content, allow_nan=False), "sha256": UNSIGNED.decode()}
-    data = serialise({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata=metadata)
+    # NumPy's numbers, which a grid search puts into parameters, are written as plain ones.
+    text = json.dumps(content, allow_nan=False, default=lambda value: value.item())
+    kept = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    try:
+        _restore(json.loads(text), kept, "cpu")
+    except Exception as error:
+        raise ValueError(f"This estimator could not be read back, so it is not written ({error}).") from error
+    data = serialise(kept, metadata={"bochner": text, "sha256": UNSIGNED.decode()})
     digest = hashlib.sha256(data).hexdigest().encode()
     write_bytes(path, data.replace(b'"sha256":"' + UNSIGNED, b'"sha256":"' + digest, 1))
     return path
@@ -160,6 +167,8 @@ def load(path: str | Path, *, device: str = "auto") -> SavedModel:
     if not path.is_file():
         kind = "is a folder, not a file" if path.is_dir() else "does not exist"
         raise ModelFileError(f"{path} {kind}; give the file that 'bochner fit' or bochner.storage.save wrote.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("The device parameter asks for a GPU ('cuda'), but torch sees none; use device='cpu'.")
     data = path.read_bytes()
     try:
         content = _content(path, data)
