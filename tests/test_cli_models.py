@@ -483,3 +483,15 @@ def test_the_demo_compares_networks_far_from_the_data_and_writes_a_page(tmp_path
     assert numbers["stationary"][2] == "100"
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
     assert "Two arcs" in (tmp_path / "report.html").read_text()
+
+
+def test_report_puts_a_folder_of_results_on_one_page(tmp_path):
+    rows = Path(__file__).parents[1] / "results" / "theory" / "mixture.jsonl"
+    (tmp_path / "results" / "theory").mkdir(parents=True)
+    (tmp_path / "results" / "theory" / "mixture.jsonl").write_bytes(rows.read_bytes())
+    result = run("report", tmp_path / "results", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    rows = tmp_path / "results" / "theory" / "mixture.jsonl"
+    rows.unlink()
+    assert run("report", tmp_path / "results").exit_code == 1

@@ -40,7 +40,7 @@ def moons():
 
 
 @pytest.mark.filterwarnings("ignore")  # scikit-learn's checks warn about what they try on purpose
-@pytest.mark.parametrize("estimator", [StationaryRegressor(width=40), StationaryClassifier(width=40)])
+@pytest.mark.parametrize("estimator", [StationaryRegressor(width=20), StationaryClassifier(width=20)])
 def test_scikit_learns_own_checks_pass_without_exceptions(estimator):
     found = check_estimator(estimator, on_skip=None)
     assert {row["check_name"] for row in found if row["status"] != "passed"} <= {"check_array_api_input"}

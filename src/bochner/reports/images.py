@@ -232,20 +232,25 @@ def extreme_images_figure(rows: list[Row], head: str, posterior: str, protocol: 
     return figure
 
 
+def tables(folder: Path) -> str:
+    """The tables of all image experiments in a folder, in Markdown."""
+    parts = [f"## {path.stem}\n\n{rotation_table(read_rows(path))}" for path in sorted(folder.glob("rotated-*.jsonl"))]
+    if rows := read_rows(folder / "cifar-ood.jsonl"):
+        parts.append(f"## cifar-ood\n\n{ood_table(rows)}")
+    return "\n".join(parts)
+
+
 def write(folder: Path, target: Path) -> list[Path]:
     """Writes the tables of the image experiments into images.md, and their figures; returns all paths.
 
     The figure of images is left out where the sets are not at hand.
     """
-    parts: list[str] = []
     figures: dict[str, Figure] = {}
     for path in sorted(folder.glob("rotated-*.jsonl")):
         rows = read_rows(path)
-        parts.append(f"## {path.stem}\n\n{rotation_table(rows)}")
         for protocol in sorted({row["protocol"] for row in rows if row["status"] == "ok"}):
             figures[f"{path.stem}-{protocol}"] = rotation_figure(rows, protocol)
     if rows := read_rows(folder / "cifar-ood.jsonl"):
-        parts.append(f"## cifar-ood\n\n{ood_table(rows)}")
         drawn = [r for r in _first_seed(rows) if r["outside"] == "histogram"]
         for key in sorted({(r["head"], r["posterior"], r["protocol"]) for r in drawn}):
             figures["-".join(("cifar-ood", *key))] = ood_figure(rows, *key)
@@ -255,7 +260,7 @@ def write(folder: Path, target: Path) -> list[Path]:
                     last = max(models, key=list(LABELS).index)
                     figures["-".join(("cifar-images", *key))] = extreme_images_figure(rows, *key, model=last)
     written = [target / "images.md", *(target / f"{name}.svg" for name in figures)]
-    write_text(written[0], "\n".join(parts))
+    write_text(written[0], tables(folder))
     for path, figure in zip(written[1:], figures.values(), strict=True):
         save_figure(figure, path)
     return written
