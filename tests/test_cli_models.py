@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bochner import cli_models, frames
+from bochner import frames, tabular
 from bochner.cli import app
 from bochner.storage import load, save
 
@@ -460,8 +460,8 @@ def test_an_interrupt_leaves_nothing_behind(models, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    real = cli_models._predictions
-    monkeypatch.setattr(cli_models, "_predictions", interrupted)
+    real = tabular.predict_table
+    monkeypatch.setattr(tabular, "predict_table", interrupted)
     assert run("predict", models / "number.bochner", "n.csv").exit_code != 0
     assert os.listdir() == ["n.csv"]  # noqa: PTH208
 
@@ -469,7 +469,7 @@ def test_an_interrupt_leaves_nothing_behind(models, tmp_path, monkeypatch):
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 TB")])
 def test_too_little_memory_is_one_line(error, models, tmp_path, monkeypatch):
     houses(20).to_csv(tmp_path / "n.csv", index=False)
-    monkeypatch.setattr(cli_models, "_predictions", lambda *_: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(tabular, "predict_table", lambda *_: (_ for _ in ()).throw(error))
     result = run("predict", models / "number.bochner", tmp_path / "n.csv", "--out", tmp_path / "o.csv")
     check_refusal(result, "not enough memory; use fewer rows")
 

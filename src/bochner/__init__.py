@@ -6,7 +6,8 @@ from bochner.kernels import InducedKernel, induced_kernel
 from bochner.layers import StationaryLayer, WidthError, width_error
 from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model, swap_head
-from bochner.posteriors.closed_form import ClosedForm, ClosedFormClassifier, tune_marginal
+from bochner.posteriors.closed_form import ClosedForm, tune_marginal
+from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
 from bochner.posteriors.laplace import Laplace
 from bochner.posteriors.swag import Swag
 from bochner.predictive import Predictive

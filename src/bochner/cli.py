@@ -321,6 +321,7 @@ def demo(out: Out = Path("demo"), seed: Seed = 0) -> None:
         console.print(f"  {name:<34} {v['near_confidence']:<14.2f} {far}")
     page = write(folder / "report.html", "Networks that know what they do not know", found.sections)
     console.print(f"\nReport with figures: {page.resolve()}", soft_wrap=True)
+    console.print("Next, with a table of your own: bochner fit YOUR.csv --target COLUMN", soft_wrap=True)
 
 
 for command in (cli_models.fit, cli_models.predict, cli_models.evaluate, cli_models.info):

@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import NormalDist
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,11 +11,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bochner.files import partial
+
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
-
-INPUTS = 2000  # most numbers that a row may become
-SMALLEST = 10  # rows
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Device = Annotated[str, typer.Option(help="'auto', 'cpu' or 'cuda'.")]
@@ -52,7 +49,7 @@ def _check_output(path: Path, *inputs: Path) -> Path:
         raise ValueError(f"The folder {path.parent} for the output does not exist; make it first.")
     if any(path.exists() and path.samefile(given) for given in inputs if given.exists()):
         raise ValueError(f"The output {path} is an input of this command; choose another name.")
-    probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    probe = partial(path)
     try:
         probe.touch()
         probe.unlink()
@@ -74,6 +71,7 @@ TITLES = {
     "nlpd": "negative log predictive density",
     "r2": "R²",
     "coverage_90": "coverage of the 90 % interval",
+    "width_90": "mean width of that interval",
     "accuracy": "accuracy",
     "ece": "calibration error",
     "auc": "AUC",
@@ -88,42 +86,6 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
     for name, value in found.items():
         shown = f"{value:.4g}" if isinstance(value, float) else str(value)
         console.print(f"  {TITLES.get(name, name):<42} {shown}", soft_wrap=True, markup=False)
-
-
-def _split(y: np.ndarray, task: str, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to fit and rows to test on; every class keeps its share where it has rows enough."""
-    from sklearn.model_selection import train_test_split
-
-    if share == 0:
-        return np.arange(len(y)), np.arange(0)
-    counts = np.unique(y, return_counts=True)[1] if task == "classification" else np.array([2])
-    tests = max(1, round(share * len(y)))
-    stratify = y if task == "classification" and counts.min() >= 2 and tests >= len(counts) else None
-    train, test = train_test_split(np.arange(len(y)), test_size=tests, random_state=seed, stratify=stratify)
-    return np.sort(train), np.sort(test)
-
-
-def _training_table(table: Path, target: str, drop: str, task: str) -> tuple[Any, np.ndarray, str, tuple[str, ...]]:
-    """The table as text, the target, the task and the columns to leave out, after every check that needs no work."""
-    from bochner import frames
-    from bochner.activations import unknown
-
-    names, rows = frames.look(table)
-    if rows < SMALLEST:
-        raise ValueError(f"{table} has {rows} rows; at least {SMALLEST} are needed.")
-    if len(names) > INPUTS:
-        raise ValueError(f"{table} has {len(names)} columns, more than {INPUTS}; keep those that matter.")
-    dropped = tuple(name.strip() for name in drop.split(",") if name.strip())
-    for name in (target, *dropped):
-        if name not in names:
-            raise ValueError(unknown("target" if name == target else "drop", name, names))
-    frame = frames.read(table)
-    y, kind = frames.check_target(frame, target, task)
-    if taken := sorted(
-        (set(names) - {target}) & set(_added(target, np.unique(y) if kind == "classification" else None))
-    ):
-        raise ValueError(f"{table} has a column '{taken[0]}', which is what predictions are called; rename it.")
-    return frame, y, kind, dropped
 
 
 def fit(
@@ -152,11 +114,13 @@ def fit(
         bochner fit houses.csv --target price
         bochner fit churn.csv --target left --drop id,name --report churn.html
     """
-    from bochner import frames
     from bochner.activations import unknown
-    from bochner.estimators import StationaryClassifier, StationaryRegressor
+    from bochner.estimators import StationaryRegressor
     from bochner.evaluation import measure
+    from bochner.reports.model import model_sections
+    from bochner.reports.page import write
     from bochner.storage import save
+    from bochner.tabular import fit_table
 
     with problems():
         if task not in ("auto", "regression", "classification"):
@@ -164,58 +128,42 @@ def fit(
         _check_output(out, table)
         if report is not None:
             _check_output(report, table, out)
-            if test == 0:
-                raise ValueError(
-                    "The report measures on held-out rows: give --test a share above 0, or leave --report out."
-                )
+        if report is not None and test == 0:
+            raise ValueError("The report measures on held-out rows: give --test a share above 0, or no --report.")
         options: Any = {"kernel": kernel, "activation": activation, "posterior": posterior, "width": width}
         options |= {"hidden": _widths(hidden), "false_alarm": false_alarm, "device": device, "random_state": seed}
         StationaryRegressor(**options)._check_parameters()
-        frame, y, kind, dropped = _training_table(table, target, drop, task)
-        train, held = _split(y, kind, test, seed)
-        encoder = frames.Encoder.fit(frame, target, dropped, train)
-        if len(encoder.names) > INPUTS:
-            raise ValueError(
-                f"{table} becomes {len(encoder.names)} inputs, more than {INPUTS}; choose columns with --drop."
-            )
-        x = encoder.transform(frame)
-        verbose = errors.is_terminal
-        estimator = (StationaryRegressor if kind == "regression" else StationaryClassifier)(**options, verbose=verbose)
-        estimator.fit(x[train], y[train])
-        estimator.verbose = False
-        known = np.isin(y[held], y[train]) if kind == "classification" else np.ones(len(held), bool)
-        found = measure(estimator, x[held[known]], y[held[known]]) if known.any() else {}
-        data: Any = ((x[train], y[train]), (x[held[known]], y[held[known]]))
-        sections = _sections(estimator, encoder, *data) if report is not None else []
-        save(out, estimator, table=encoder.to_json())
+        dropped = tuple(name.strip() for name in drop.split(",") if name.strip())
+        fitted = fit_table(table, target, dropped=dropped, task=task, share=test, verbose=errors.is_terminal, **options)
+        found = measure(fitted.estimator, *fitted.held) if len(fitted.held[0]) else {}
+        names = fitted.encoder.names
+        sections = (
+            model_sections(fitted.estimator, fitted.train, fitted.held, columns=names, target=target) if report else []
+        )
+        save(out, fitted.estimator, table=fitted.encoder.to_json())
         if report is not None:
-            _write_page(report, f"{table.name}: {target}", sections)
+            write(report, f"{table.name}: {target}", sections)
+    rows = len(fitted.train[0])
     if as_json:
-        answer = {"model": str(out), "task": kind, "rows": len(train), "inputs": x.shape[1], "held_out": found}
+        answer = {"model": str(out), "task": fitted.task, "rows": rows, "inputs": len(names), "held_out": found}
         print(json.dumps(answer, allow_nan=False))
-        return
-    console.print(f"{kind} of '{target}' from {x.shape[1]} inputs", soft_wrap=True, markup=False)
-    rest = "" if test == 0 else "; the others measure it (--test 0 fits to all)"
-    console.print(f"fitted to {len(train)} of {len(y)} rows{rest}", soft_wrap=True)
+    else:
+        _tell(fitted, found, [out] if report is None else [out, report])
+
+
+def _tell(fitted: Any, found: dict[str, Any], written: list[Path]) -> None:
+    """What was fitted, how well it does, and where it is."""
+    rows, held = len(fitted.train[0]), len(fitted.held[0]) + fitted.left_out
+    inputs, target = len(fitted.encoder.names), fitted.encoder.target
+    console.print(f"{fitted.task} of '{target}' from {inputs} inputs", soft_wrap=True, markup=False)
+    rest = "; the others measure it (--test 0 fits to all)" if held else ""
+    console.print(f"fitted to {rows} of {rows + held} rows{rest}", soft_wrap=True)
     if found:
-        strange = int(len(held) - known.sum())
-        rest = f" ({strange} of classes without a row to learn from are left out)" if strange else ""
+        rest = f" ({fitted.left_out} of classes without a row to learn from are left out)" if fitted.left_out else ""
         console.print(f"on held-out rows{rest}:")
         _show(found, as_json=False)
-    written = [out] if report is None else [out, report]
     console.print(f"written: {'  '.join(str(p) for p in written)}", soft_wrap=True, markup=False)
-
-
-def _sections(estimator: Any, encoder: Any, train: Any, held: Any) -> Any:
-    from bochner.reports.model import model_sections
-
-    return model_sections(estimator, train, held, columns=encoder.names, target=encoder.target)
-
-
-def _write_page(path: Path, title: str, sections: Any) -> None:
-    from bochner.reports.page import write
-
-    write(path, title, sections)
+    console.print(f"next: bochner predict {written[0]} NEW.csv", soft_wrap=True, markup=False)
 
 
 def _load(model: Path, device: str) -> tuple[Any, Any]:
@@ -229,29 +177,10 @@ def _load(model: Path, device: str) -> tuple[Any, Any]:
     return saved.estimator, Encoder.from_json(saved.table)
 
 
-def _added(target: str, classes: Any) -> list[str]:
-    """Names of the columns that a prediction adds."""
-    own = ["mean", "std", "low", "high"] if classes is None else ["predicted", *(f"p_{name}" for name in classes)]
-    return [*(f"{target}_{name}" for name in own), "ood_score", "ood"]
-
-
-def _predictions(estimator: Any, encoder: Any, frame: Any, coverage: float) -> dict[str, np.ndarray]:
-    """The columns that a prediction adds, as ``_added`` names them."""
-    x, names = encoder.transform(frame), _added(encoder.target, getattr(estimator, "classes_", None))
-    score = estimator.ood_score(x)
-    unlike = (score, score > estimator.ood_threshold_)
-    if hasattr(estimator, "classes_"):
-        p = estimator.predict_proba(x)
-        return dict(zip(names, (estimator.classes_[p.argmax(1)], *p.T, *unlike), strict=True))
-    mean, std = estimator.predict(x, return_std=True)
-    half = NormalDist().inv_cdf(0.5 + coverage / 2) * std  # the estimator's interval, without predicting again
-    return dict(zip(names, (mean, std, mean - half, mean + half, *unlike), strict=True))
-
-
 @contextlib.contextmanager
 def _writer(path: Path) -> Iterator[Any]:
     """Takes pieces and their new columns; the file appears when all are written, and not at all otherwise."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    part = partial(path)
     parquet: list[Any] = []
 
     def to_csv(piece: Any, added: dict[str, np.ndarray]) -> None:
@@ -296,7 +225,7 @@ def predict(
     Example:
         bochner predict model.bochner new.csv --out predictions.csv
     """
-    from bochner import frames
+    from bochner import frames, tabular
 
     with problems():
         if not 0 < coverage < 1:
@@ -311,7 +240,7 @@ def predict(
         flagged = filled = 0
         with _writer(out) as take, _progress(rows) as advance:
             for piece, texts in frames.read_chunks(table):
-                added = _predictions(estimator, encoder, texts, coverage)
+                added = tabular.predict_table(estimator, encoder, texts, coverage)
                 take(piece, added)
                 flagged, filled = flagged + int(added["ood"].sum()), filled + encoder.filled(texts)
                 advance(len(texts))

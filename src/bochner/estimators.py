@@ -13,7 +13,7 @@ these.
 """
 
 import math
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -28,14 +28,10 @@ from torch import Tensor
 from bochner.estimator_base import AMPLITUDES, DRAWS, FOLDS, HELD_OUT, LARGEST, NOISES, Stationary, laplace_posterior
 from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model
-from bochner.posteriors.closed_form import (
-    ClosedForm,
-    ClosedFormClassifier,
-    Statistics,
-    average_classes,
-)
+from bochner.posteriors.closed_form import ClosedForm, Statistics
+from bochner.posteriors.closed_form_classifier import ClosedFormClassifier, average_classes
 from bochner.posteriors.laplace import Laplace
-from bochner.predictive import CategoricalPredictive, GaussianPredictive
+from bochner.predictive import CategoricalPredictive, GaussianPredictive, central_interval
 
 
 def _streams(estimator: Any) -> bool:
@@ -165,11 +161,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
         """Lower and upper ends, (n, 2), of the central interval that holds y with probability ``coverage``."""
-        if not isinstance(coverage, Real) or not 0 < coverage < 1:
-            raise ValueError(f"The coverage parameter must lie between 0 and 1, got {coverage!r} instead.")
-        mean, std = self._moments(X)
-        half = float(torch.special.ndtri(torch.tensor(0.5 + float(coverage) / 2, dtype=torch.float64))) * std
-        return np.stack([mean - half, mean + half], axis=1)
+        return np.stack(central_interval(*self._moments(X), coverage), axis=1)
 
     @available_if(_streams)
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:

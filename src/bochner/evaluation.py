@@ -3,33 +3,31 @@
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import r2_score, roc_auc_score
+from scipy.stats import norm
+from sklearn.metrics import r2_score
 
 from bochner import metrics
+from bochner.predictive import central_interval
+
+
+def regression_metrics(y: np.ndarray, mean: np.ndarray, std: np.ndarray) -> dict[str, float]:
+    """RMSE, NLPD, coverage and mean width of the 90 % interval, and R² from two rows on."""
+    low, high = central_interval(mean, std, 0.9)
+    found = {"rmse": metrics.rmse(y, mean), "nlpd": metrics.nlpd(norm.logpdf(y, mean, std))}
+    found |= {"coverage_90": metrics.coverage(y, low, high), "width_90": float(np.mean(high - low))}
+    return found | ({"r2": float(r2_score(y, mean))} if len(y) > 1 else {})
+
+
+def class_metrics(labels: np.ndarray, p: np.ndarray) -> dict[str, float]:
+    """Accuracy, NLPD and ECE, and AUC where there are two classes and rows of both."""
+    log_prob = np.log(np.maximum(p[np.arange(len(labels)), labels], np.finfo(float).tiny))
+    found = {"accuracy": metrics.accuracy(labels, p), "nlpd": metrics.nlpd(log_prob), "ece": metrics.ece(labels, p)}
+    return found | ({"auc": metrics.auc(labels, p)} if p.shape[1] == 2 == len(np.unique(labels)) else {})
 
 
 def measure(estimator: Any, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Metrics of a fitted estimator on rows that it has not seen."""
-    flagged = float(np.mean(estimator.ood_score(x) > estimator.ood_threshold_))
-    common = {"rows": len(x), "flagged": flagged}
+    """Metrics of a fitted estimator on rows that it has not seen, and the share that it flags."""
+    common = {"rows": len(x), "flagged": float(np.mean(estimator.ood_score(x) > estimator.ood_threshold_))}
     if hasattr(estimator, "classes_"):
-        p = estimator.predict_proba(x)
-        labels = np.searchsorted(estimator.classes_, y)
-        chosen = np.clip(p[np.arange(len(x)), labels], 1e-300, None)
-        found = {
-            "accuracy": metrics.accuracy(labels, p),
-            "nlpd": float(-np.log(chosen).mean()),
-            "ece": metrics.ece(labels, p),
-        }
-        if p.shape[1] == 2 and len(set(labels)) == 2:
-            found["auc"] = float(roc_auc_score(labels, p[:, 1]))
-        return common | found
-    mean, std = estimator.predict(x, return_std=True)
-    low, high = estimator.predict_interval(x, 0.9).T
-    z = (y - mean) / std
-    return common | {
-        "rmse": float(np.sqrt(np.mean((y - mean) ** 2))),
-        "nlpd": float(np.mean(0.5 * z**2 + np.log(std) + 0.5 * np.log(2 * np.pi))),
-        "coverage_90": float(np.mean((low <= y) & (y <= high))),
-        **({"r2": float(r2_score(y, mean))} if len(x) > 1 else {}),
-    }
+        return common | class_metrics(np.searchsorted(estimator.classes_, y), estimator.predict_proba(x))
+    return common | regression_metrics(y, *estimator.predict(x, return_std=True))

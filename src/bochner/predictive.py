@@ -7,6 +7,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
+from statistics import NormalDist
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,10 +115,15 @@ class GaussianPredictive(Predictive):
 
     def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Central interval for y under a Gaussian of the same mean and variance, each (..., n, c)."""
-        if not 0 < coverage < 1:
-            raise ValueError(f"The coverage parameter must lie between 0 and 1, got {coverage} instead.")
-        half = torch.special.ndtri(torch.tensor(0.5 + coverage / 2, dtype=torch.float64)).item() * self.std
-        return self.mean - half, self.mean + half
+        return central_interval(self.mean, self.std, coverage)
+
+
+def central_interval(mean: Any, std: Any, coverage: float) -> tuple[Any, Any]:
+    """Ends of the interval about the mean that holds a Gaussian with probability ``coverage``; arrays or tensors."""
+    if not isinstance(coverage, Real) or not 0 < coverage < 1:
+        raise ValueError(f"The coverage parameter must lie between 0 and 1, got {coverage!r} instead.")
+    half = NormalDist().inv_cdf(0.5 + float(coverage) / 2) * std
+    return mean - half, mean + half
 
 
 def normal_log_density(y: Tensor, mean: Tensor, std: Tensor) -> Tensor:

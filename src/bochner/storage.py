@@ -8,7 +8,6 @@ the training rows are stored, never the rows.
 import dataclasses
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from numbers import Integral
@@ -24,8 +23,10 @@ from torch import Tensor
 import bochner
 from bochner import activations
 from bochner.estimators import StationaryClassifier, StationaryRegressor
+from bochner.files import write_bytes
 from bochner.likelihoods import Categorical, Gaussian
-from bochner.posteriors.closed_form import ClosedForm, ClosedFormClassifier, Statistics
+from bochner.posteriors.closed_form import ClosedForm, Statistics
+from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
 from bochner.posteriors.laplace import Laplace
 from bochner.spectra import RBF, Exponential, Matern, Spectrum
 
@@ -53,16 +54,6 @@ class SavedModel:
     estimator: Any
     table: dict[str, Any] | None
     about: dict[str, Any]
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replaces a file as a whole: either the old one is there or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _kernel_to_json(kernel: str | Spectrum) -> Any:

@@ -38,7 +38,7 @@ from bochner.experiments.scoring import OUTSIDE, plain_rows, prediction_rows
 from bochner.experiments.swag import hold_lengthscales
 from bochner.experiments.zoo import assemble
 from bochner.models import Model
-from bochner.posteriors.closed_form import ClosedFormClassifier
+from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
 from bochner.posteriors.mixture import drawn_outputs
 from bochner.posteriors.swag import DivergedError, Swag, tune_learning_rate
 from bochner.predictive import CategoricalPredictive

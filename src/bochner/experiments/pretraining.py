@@ -1,7 +1,6 @@
 """GoogLeNet on CIFAR-10: trained once, kept outside the repository, and the features that it gives."""
 
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ import torch
 import torch.nn.functional as F
 from rich.progress import track
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialise
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from bochner.experiments.crops import shift
+from bochner.files import write_bytes
 from bochner.networks import googlenet, linear
 from bochner.randomness import counter_permutation
 
@@ -76,10 +76,8 @@ def _autocast(device: str) -> torch.autocast:
 
 def _write(path: Path, tensors: dict[str, Tensor], notes: dict[str, Any]) -> None:
     """Replaces a file of weights as a whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{os.getpid()}-{path.name}")
-    save_file({n: t.contiguous().cpu() for n, t in tensors.items()}, part, {k: str(v) for k, v in notes.items()})
-    part.replace(path)
+    kept = {name: t.contiguous().cpu() for name, t in tensors.items()}
+    write_bytes(path, serialise(kept, {k: str(v) for k, v in notes.items()}))
 
 
 def _read(path: Path, training: str) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -26,7 +26,7 @@ from bochner.experiments.rows import Row, add_rows, provenance, read_rows
 from bochner.experiments.zoo import assemble
 from bochner.models import Model
 from bochner.networks import digit_net
-from bochner.posteriors.closed_form import ClosedFormClassifier
+from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
 from bochner.posteriors.laplace import Laplace
 from bochner.predictive import CategoricalPredictive, Predictive
 from bochner.training import Recipe, fit_map, sgd, tf32

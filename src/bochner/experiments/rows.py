@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from filelock import FileLock
 
+from bochner.files import write_bytes
+
 Row = dict[str, Any]
 
 
@@ -89,7 +91,4 @@ def add_rows(path: Path, found: Iterable[Row], key: Callable[[Row], tuple[Any, .
 
 def write_text(path: Path, text: str) -> None:
     """Replaces a text file as a whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    write_bytes(path, text.encode())

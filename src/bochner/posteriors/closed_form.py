@@ -1,4 +1,4 @@
-r"""The output layer's posterior given the features: exact for regression, Laplace for classification.
+r"""The output layer's posterior given the features: exact for regression.
 
 With features $\phi(x) \in \mathbb{R}^K$ from the model layer, $f = \Phi w$ and $w \sim \mathrm{N}(0, \Lambda^{-1})$ with
 $\Lambda = K/a^2$ (and 1 for an output bias), Gaussian noise of variance $s^2$ gives
@@ -17,15 +17,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.quasirandom import SobolEngine
 
-from bochner.likelihoods import Categorical, Gaussian
+from bochner.likelihoods import Gaussian
 from bochner.models import Model
-from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+from bochner.predictive import GaussianPredictive
 from bochner.validation import check_data
 
 CHUNK = 16_384
-KEPT = 2**27  # numbers of float64 in a GiB
 
 
 def cholesky(matrix: Tensor) -> Tensor:
@@ -261,174 +259,3 @@ def tune_marginal(
         history.append(evidence.item())
     model.zero_grad()
     return log_amplitude.exp().item(), history
-
-
-class _FeatureRows:
-    """The features of all training rows in chunks, in float64, again and again: kept while they take at most a GiB."""
-
-    def __init__(self, model: Model, x: Tensor, chunk: int) -> None:
-        self.model, self.x, self.chunk = model, x, chunk
-        self.kept: list[Tensor] | None = None
-        if len(x) * model.layer.out_features <= KEPT:
-            self.kept = list(self)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        if self.kept is not None:
-            return iter(self.kept)
-        return (features(self.model, xb).double() for xb in self.x.split(self.chunk))
-
-
-class ClosedFormClassifier:
-    """Laplace posterior of the output layer of a classification network, given the features.
-
-    The mode is found by L-BFGS on the convex log joint, preconditioned with the Böhning bound ½Φ'Φ + Λ. The precision there
-    is exact for all weights together while K·c stays within ``full_limit``; beyond, blocks of K×K for each class, which
-    leaves out the correlations between classes.
-
-    Args:
-        model: A network with a Categorical likelihood.
-        x: Training inputs, (N, ...).
-        y: Class labels, (N,).
-        amplitude: Prior standard deviation of each output.
-        samples: Draws of the outputs that predictions average over.
-        steps: Most iterations of L-BFGS.
-        full_limit: Largest K·c with a joint precision matrix.
-        chunk: Rows that are processed at a time.
-        generator: Source of the draws.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        x: Tensor,
-        y: Tensor,
-        *,
-        amplitude: float = 1.0,
-        samples: int = 100,
-        steps: int = 100,
-        full_limit: int = 4000,
-        chunk: int = CHUNK,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        if not isinstance(model.likelihood, Categorical):
-            raise ValueError("ClosedFormClassifier needs a Categorical likelihood; for regression use ClosedForm.")
-        check_data(model, x, y)
-        self.model, self.samples = model, samples
-        self.seed = int(torch.randint(2**31, (), generator=generator, device=generator.device if generator else None))
-        self.classes = model.output.out_features
-        prior = prior_precision(model, torch.tensor(amplitude, dtype=torch.float64, device=x.device))
-        with torch.no_grad():
-            rows = _FeatureRows(model, x, chunk)
-            self.mean = self._mode(rows, y, prior, steps)
-            self.full = self.mean.numel() <= full_limit
-            precision = self._precision(rows, prior)
-            # One class at a time: libraries treat batches of matrices as small ones.
-            self.factor = cholesky(precision) if self.full else torch.stack([cholesky(block) for block in precision])
-            # With the joint precision at hand Newton's method finishes what L-BFGS left.
-            for _ in range(3 if self.full else 0):
-                gradient = self._loss_and_gradient(self.mean, rows, y, prior)[1].mT.reshape(-1, 1)
-                self.mean = self.mean - torch.cholesky_solve(gradient, self.factor).reshape(self.mean.mT.shape).mT
-                self.factor = cholesky(self._precision(rows, prior))
-            # Laid out as a file lays it out: then a posterior that is read back predicts the same bits.
-            self.mean, self.factor = self.mean.contiguous(), self.factor.contiguous()
-
-    @classmethod
-    def from_moments(
-        cls, model: Model, mean: Tensor, factor: Tensor, *, classes: int, samples: int, seed: int
-    ) -> "ClosedFormClassifier":
-        """The posterior from its mode (K, c) and the factor of its precision, without the data."""
-        if mean.shape != (model.layer.out_features + (model.output.bias is not None), classes):
-            raise ValueError(
-                f"The mean parameter must have a column for each of {classes} classes, got {tuple(mean.shape)}."
-            )
-        posterior = cls.__new__(cls)
-        posterior.model, posterior.mean, posterior.factor = model, mean, factor
-        posterior.classes, posterior.samples, posterior.seed, posterior.full = classes, samples, seed, factor.ndim == 2
-        return posterior
-
-    def _mode(self, rows: "_FeatureRows", y: Tensor, prior: Tensor, steps: int) -> Tensor:
-        """Maximum a posteriori output weights, (K, c), float64."""
-        bound = torch.diag(prior)
-        for phi in rows:
-            bound = bound + 0.5 * phi.mT @ phi
-        bound = cholesky(bound)
-        weights = torch.zeros(len(prior), self.classes, dtype=torch.float64, device=y.device)
-        v = weights.clone().requires_grad_()
-        optimizer = torch.optim.LBFGS(
-            [v], max_iter=steps, line_search_fn="strong_wolfe", tolerance_grad=1e-8, tolerance_change=1e-12
-        )
-
-        def closure() -> Tensor:
-            w = torch.linalg.solve_triangular(bound.mT, v.detach(), upper=True)
-            loss, grad = self._loss_and_gradient(w, rows, y, prior)
-            v.grad = torch.linalg.solve_triangular(bound, grad, upper=False).contiguous()
-            return loss
-
-        with torch.enable_grad():
-            optimizer.step(closure)
-        return torch.linalg.solve_triangular(bound.mT, v.detach(), upper=True)
-
-    def _loss_and_gradient(self, w: Tensor, rows: "_FeatureRows", y: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """Minus the log joint of the output weights (K, c), up to a constant, and its gradient."""
-        loss, grad = 0.5 * (prior[:, None] * w.square()).sum(), prior[:, None] * w
-        for phi, yb in zip(rows, y.long().split(rows.chunk), strict=True):
-            log_p = torch.log_softmax(phi @ w, -1)
-            loss = loss - log_p.gather(-1, yb[:, None]).sum()
-            grad = grad + phi.mT @ (log_p.exp() - torch.nn.functional.one_hot(yb, w.shape[-1]))
-        return loss, grad
-
-    def _precision(self, rows: "_FeatureRows", prior: Tensor) -> Tensor:
-        """Σ φφ' ⊗ (diag p − pp') + Λ: (cK, cK), or its class blocks (c, K, K)."""
-        k, c = self.mean.shape
-        blocks = torch.zeros((c * k, c * k) if self.full else (c, k, k), dtype=torch.float64, device=prior.device)
-        for phi in rows:
-            p = torch.softmax(phi @ self.mean, -1)
-            if not self.full:
-                for j in range(c):
-                    blocks[j] += phi.mT @ (phi * (p[:, j] * (1 - p[:, j]))[:, None])
-                continue
-            for i in range(c):
-                for j in range(i, c):
-                    weight = p[:, i] * (float(i == j) - p[:, j])
-                    blocks[i * k : (i + 1) * k, j * k : (j + 1) * k] += phi.mT @ (phi * weight[:, None])
-        if not self.full:
-            return blocks + torch.diag(prior)
-        upper = blocks.triu()
-        return upper + upper.triu(1).mT + torch.diag(prior.repeat(c))
-
-    @torch.no_grad()
-    def logit_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean (n, c) and covariance (n, c, c) of the outputs."""
-        phi = features(self.model, x).double()
-        c = self.classes
-        if not self.full:
-            halves = (torch.linalg.solve_triangular(factor, phi.mT, upper=False) for factor in self.factor)
-            return phi @ self.mean, torch.diag_embed(torch.stack([half.square().sum(0) for half in halves], -1))
-        # Columns of the identity over classes: L⁻¹(e_i ⊗ φ) for each i.
-        wide = torch.stack([torch.cat([phi.mT * float(i == j) for j in range(c)]) for i in range(c)])
-        half = torch.linalg.solve_triangular(self.factor, wide, upper=False)
-        return phi @ self.mean, torch.einsum("ikn,jkn->nij", half, half)
-
-    @torch.no_grad()
-    def predict(self, x: Tensor, *, chunk: int = 1024) -> Predictive:
-        """Class probabilities, averaged over Gaussian draws of the outputs."""
-        mean, covariance = (
-            torch.cat(parts) for parts in zip(*(self.logit_moments(xb) for xb in x.split(chunk)), strict=True)
-        )
-        return average_classes(mean, covariance, samples=self.samples, seed=self.seed)
-
-
-def average_classes(mean: Tensor, covariance: Tensor, *, samples: int, seed: int) -> CategoricalPredictive:
-    """Class probabilities averaged over Gaussian outputs with means (n, c) and covariances (n, c, c).
-
-    The draws are a scrambled Sobol sequence, the same for every row: the answer for a row does not depend on the rows beside it.
-    Each draw serves once for every turn of its entries, so that no class is favoured by chance.
-    """
-    mean, covariance = mean.double(), covariance.double()
-    classes = mean.shape[-1]
-    factor = torch.linalg.cholesky(covariance + 1e-12 * torch.eye(classes).to(mean))
-    points = SobolEngine(classes, scramble=True, seed=seed).draw(math.ceil(samples / classes), dtype=torch.float64)
-    normals = torch.special.ndtri(points + 2.0**-31).to(mean)  # half a cell up: the grid of 2^-30 contains 0
-    return CategoricalPredictive.from_logits(
-        mean + factor @ z.roll(turn, 0) for z in normals for turn in range(classes)
-    )

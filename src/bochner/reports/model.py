@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.stats import norm
-from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
 
 from bochner import metrics
 from bochner.estimators import StationaryClassifier, StationaryRegressor
+from bochner.evaluation import class_metrics, regression_metrics
 from bochner.layers import StationaryLayer
+from bochner.predictive import central_interval
 from bochner.reports.page import Section, Table
 
 Arrays = tuple[np.ndarray, np.ndarray]  # rows (n, d) and targets (n,)
@@ -92,14 +92,9 @@ def _target(estimator: Any, train: np.ndarray, test: np.ndarray, target: str) ->
 
 
 def _regression_row(y: np.ndarray, mean: np.ndarray, std: np.ndarray) -> list[str]:
-    half = norm.ppf(0.95) * std
-    return [
-        _g(metrics.rmse(y, mean)),
-        _g(metrics.nlpd(norm.logpdf(y, mean, std))),
-        f"{r2_score(y, mean):.3f}".replace("-", "−") if len(y) > 1 else "—",
-        _percent(metrics.coverage(y, mean - half, mean + half)),
-        _g(2 * half.mean()),
-    ]
+    found = regression_metrics(y, mean, std)
+    r2 = f"{found['r2']:.3f}".replace("-", "−") if "r2" in found else "—"
+    return [_g(found["rmse"]), _g(found["nlpd"]), r2, _percent(found["coverage_90"]), _g(found["width_90"])]
 
 
 def _regression_metrics(y: np.ndarray, mean: np.ndarray, std: np.ndarray, train: np.ndarray) -> Section:
@@ -118,8 +113,7 @@ def _regression_metrics(y: np.ndarray, mean: np.ndarray, std: np.ndarray, train:
 
 def _interval_calibration(y: np.ndarray, mean: np.ndarray, std: np.ndarray) -> Section:
     """Observed coverage of central intervals; Gaussian ones, as ``predict_interval`` gives them."""
-    halves = [norm.ppf(0.5 + level / 2) * std for level in LEVELS]
-    observed = [metrics.coverage(y, mean - half, mean + half) for half in halves]
+    observed = [metrics.coverage(y, *central_interval(mean, std, level)) for level in LEVELS]
     figure, axes = _panel(height=4.2)
     axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="perfect")
     axes.plot(LEVELS, observed, "o-", color=BLUE, markersize=4, label="this model")
@@ -137,8 +131,8 @@ def _sorted_figure(y: np.ndarray, mean: np.ndarray, std: np.ndarray, target: str
     order = np.argsort(mean, kind="stable")
     order = order[np.linspace(0, len(order) - 1, min(len(order), POINTS)).astype(int)]
     figure, axes = _panel()
-    place, half = np.arange(len(order)), norm.ppf(0.95) * std[order]
-    lower, upper = mean[order] - half, mean[order] + half
+    place = np.arange(len(order))
+    lower, upper = central_interval(mean[order], std[order], 0.9)
     axes.fill_between(place, lower, upper, color=BLUE, alpha=0.25, linewidth=0, label="90 % band")
     axes.plot(place, mean[order], color=BLUE, linewidth=1.2, label="prediction")
     axes.plot(place, y[order], ".", color="#22252a", markersize=3.5, label="observed")
@@ -152,10 +146,10 @@ def _sorted_figure(y: np.ndarray, mean: np.ndarray, std: np.ndarray, target: str
 
 
 def _class_row(y: np.ndarray, p: np.ndarray) -> list[str]:
-    log_prob = np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(float).tiny))
-    cells = [f"{metrics.accuracy(y, p):.3f}", _g(metrics.nlpd(log_prob)), f"{metrics.ece(y, p):.3f}"]
+    found = class_metrics(y, p)
+    cells = [f"{found['accuracy']:.3f}", _g(found["nlpd"]), f"{found['ece']:.3f}"]
     if p.shape[1] == 2:
-        cells.append(f"{metrics.auc(y, p):.3f}" if len(np.unique(y)) == 2 else "—")
+        cells.append(f"{found['auc']:.3f}" if "auc" in found else "—")
     return cells
 
 
@@ -226,8 +220,8 @@ def _slice_figure(estimator: Any, train: Arrays, columns: list[str], target: str
     grid = rows[:, column]
     if isinstance(estimator, StationaryRegressor):
         mean, std = estimator.predict(rows, return_std=True)
-        half = norm.ppf(0.95) * std
-        axes.fill_between(grid, mean - half, mean + half, color=BLUE, alpha=0.25, linewidth=0, label="90 % band")
+        lower, upper = central_interval(mean, std, 0.9)
+        axes.fill_between(grid, lower, upper, color=BLUE, alpha=0.25, linewidth=0, label="90 % band")
         axes.plot(grid, mean, color=BLUE, label="prediction")
         if len(columns) == 1:
             axes.plot(

@@ -1,7 +1,6 @@
 """A report as one HTML file: text, tables and figures in it, nothing loaded from elsewhere, no script."""
 
 import io
-import pickle
 import re
 import warnings
 from collections.abc import Sequence
@@ -62,10 +61,11 @@ def _svg(figure: Figure, number: int, label: str) -> Markup:
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         # A name in a script that matplotlib's font lacks is measured roughly; the browser draws it with its own font.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
-        # A copy: each drawing moves the layout a little, and this one is to be the same every time.
-        pickle.loads(pickle.dumps(figure)).savefig(
-            text, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
-        )
+        # Each drawing moves the layout a little: it is settled once, so that the page is the same every time.
+        if figure.get_layout_engine() is not None:
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
     svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     start, rest = svg.split(">", 1)
