@@ -99,8 +99,8 @@ def test_streamed_evidence_gradient_is_that_of_the_dense_evidence():
 def test_the_dual_evidence_is_the_primal_one(output_bias):
     model = regression(output_bias=output_bias, outputs=2)
     x, y = data(outputs=2)
-    dual = dual_log_marginal(model, x, y, torch.tensor(1.7, dtype=torch.float64))
-    assert dual.item() == pytest.approx(ClosedForm(model, x, y, amplitude=1.7).log_marginal_likelihood, rel=1e-10)
+    dual, _ = dual_log_marginal(model, x, y, torch.tensor(1.7, dtype=torch.float64))
+    assert dual == pytest.approx(ClosedForm(model, x, y, amplitude=1.7).log_marginal_likelihood, rel=1e-10)
 
 
 def test_tuning_by_the_dual_form_takes_the_steps_of_the_primal_one(monkeypatch):

@@ -15,16 +15,26 @@ from safetensors.torch import load as parse
 from safetensors.torch import save as serialise
 from sklearn.base import clone
 
-from bochner import Matern, storage
+from bochner import Matern, estimator_base, storage
 from bochner.estimators import StationaryClassifier, StationaryRegressor
 from bochner.storage import ModelFileError, load, save
 
 KINDS = {
     "regression": (StationaryRegressor, {}),
     "classes": (StationaryClassifier, {}),
-    "hidden": (StationaryRegressor, {"hidden": (8, 3), "kernel": Matern(nu=2.0)}),
+    "hidden": (StationaryRegressor, {"kernel": ("rbf", Matern(nu=2.0))}),
+    "hidden classes": (StationaryClassifier, {"kernel": (Matern(nu=2.0),)}),
     "laplace": (StationaryClassifier, {"posterior": "laplace"}),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_training():
+    """Sixty rows are enough for hidden layers here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimator_base, "TRAINED_FROM", 60)
+        patch.setattr(estimator_base, "EPOCHS", 30)
+        yield
 
 
 def data(kind):
@@ -39,7 +49,8 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     made = {}
     for name, (kind, options) in KINDS.items():
-        estimator = kind(width=20, random_state=0, **options).fit(*data(kind))
+        hidden = () if name in ("regression", "classes") else (8, 3)
+        estimator = kind(width=20, random_state=0, hidden=hidden, networks=2, **options).fit(*data(kind))
         made[name] = (estimator, save(folder / f"{name}.bochner", estimator, table={"a": 1}))
     return made
 
@@ -83,6 +94,7 @@ def test_everything_else_comes_back_too(saved):
     x, y = data(StationaryRegressor)
     again.partial_fit(x + 1, y)  # the stream goes on where it was saved
     assert again.statistics_.count == 120
+    assert [member.posterior.statistics.count for member in again.members_] == [120] * 3
 
 
 def test_names_of_columns_are_kept(tmp_path):
@@ -141,7 +153,7 @@ def resigned(path, target, change, tensors=lambda found: found):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(format=2), "has format 2, and this bochner .* reads format 1; it was written by bochner"),
+        (lambda c: c.update(format=1), "has format 1, and this bochner .* reads format 2; it was written by bochner"),
         (lambda c: c.update(estimator="os.system"), "does not hold what a model must hold .KeyError: 'os.system'"),
         (lambda c: c.update(estimator="StationaryRegressor"), "does not hold what a model must hold"),
         (lambda c: c["parameters"].update(width=10**9), "the width does not agree with the weights"),
@@ -150,6 +162,9 @@ def resigned(path, target, change, tensors=lambda found: found):
         (lambda c: c["parameters"].update(surprise=1), "unexpected keyword argument 'surprise'"),
         (lambda c: c["numbers"].update(__class__=1.0), "unknown number __class__"),
         (lambda c: c["numbers"].update(amplitude_="1"), "unknown number amplitude_"),
+        (lambda c: c["members"][0].update(weight=0.9), "the weights do not add up to 1"),
+        (lambda c: c["members"][0].update(kernel=7), "IndexError"),
+        (lambda c: c["members"].clear(), "the weights do not add up to 1"),
         (lambda c: c.update(classes=["a", "b", "c"]), "does not hold what a model must hold"),
         (lambda c: c.update(class_type="O8x"), "does not hold what a model must hold"),
         (lambda c: c.pop("parameters"), "KeyError: 'parameters'"),
@@ -166,9 +181,13 @@ def test_edited_json_is_refused_even_under_a_correct_checksum(change, message, s
     [
         (lambda t: {k: v for k, v in t.items() if k != "gram"}, "KeyError: 'gram'"),
         (lambda t: t | {"x_mean": t["x_mean"] * torch.nan}, "x_mean is not finite"),
-        (lambda t: t | {"mean": t["mean"][:3].contiguous()}, "mean parameter must have a column for each of 2 classes"),
+        (
+            lambda t: t | {"0.mean": t["0.mean"][:3].contiguous()},
+            "mean parameter must have a column for each of 2 classes",
+        ),
         (lambda t: t | {"gram": -t["gram"]}, "is not positive definite"),
-        (lambda t: {k: v for k, v in t.items() if k != "model.layer.weight"}, "KeyError: 'layer.weight'"),
+        (lambda t: t | {"gram": t["gram"][:3, :3].contiguous()}, "the width does not agree with the sums"),
+        (lambda t: {k: v for k, v in t.items() if k != "1.model.layer.weight"}, "KeyError: 'layer.weight'"),
     ],
 )
 def test_edited_tensors_are_refused_even_under_a_correct_checksum(tensors, message, saved, tmp_path):

@@ -97,11 +97,16 @@ def fit(
     test: Annotated[
         float, typer.Option(help="Share of rows held out to measure with; 0 fits to all.", min=0, max=0.9)
     ] = 0.2,
-    kernel: Annotated[str, typer.Option(help="'matern32', 'matern52', 'rbf' or 'exponential'.")] = "matern32",
+    kernel: Annotated[
+        str, typer.Option(help="'matern32', 'matern52', 'rbf', 'exponential'; several with commas.")
+    ] = "matern32,matern52,rbf",
     activation: Annotated[str, typer.Option(help="'paired', 'sin', 'sincos', 'triangle', 'periodic_relu'.")] = "paired",
     posterior: Annotated[str, typer.Option(help="'closed_form' or 'laplace'.")] = "closed_form",
     width: Annotated[int, typer.Option(help="Units of the model layer.")] = 1000,
-    hidden: Annotated[str, typer.Option(help="Widths of trained layers before it, such as 200,25.")] = "",
+    hidden: Annotated[
+        str, typer.Option(help="Widths of the hidden layers of trained networks; '' for none of these.")
+    ] = "200,200,25",
+    networks: Annotated[int, typer.Option(help="Trained networks for each length of training.")] = 6,
     false_alarm: Annotated[float, typer.Option(help="Share of ordinary rows that may be flagged.")] = 0.05,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report there.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of every draw.", min=0, max=2**31 - 1)] = 0,
@@ -130,8 +135,15 @@ def fit(
             _check_output(report, table, out)
         if report is not None and test == 0:
             raise ValueError("The report measures on held-out rows: give --test a share above 0, or no --report.")
-        options: Any = {"kernel": kernel, "activation": activation, "posterior": posterior, "width": width}
-        options |= {"hidden": _widths(hidden), "false_alarm": false_alarm, "device": device, "random_state": seed}
+        kernels = tuple(name.strip() for name in kernel.split(",") if name.strip())
+        options: Any = {"kernel": kernels, "activation": activation, "posterior": posterior, "width": width}
+        options |= {
+            "hidden": _widths(hidden),
+            "networks": networks,
+            "false_alarm": false_alarm,
+            "device": device,
+            "random_state": seed,
+        }
         StationaryRegressor(**options)._check_parameters()
         dropped = tuple(name.strip() for name in drop.split(",") if name.strip())
         fitted = fit_table(table, target, dropped=dropped, task=task, share=test, verbose=errors.is_terminal, **options)
@@ -296,15 +308,16 @@ def info(model: ModelFile, as_json: Json = False) -> None:
     Example:
         bochner info model.bochner
     """
+    from bochner.committee import describe
     from bochner.storage import load
 
     with problems():
         saved = load(model, device="cpu")
     found: dict[str, Any] = dict(saved.about)
     estimator = saved.estimator
-    names = ("kernel", "activation", "posterior", "width", "hidden", "false_alarm")
-    found |= {name: getattr(estimator, name) for name in names}
-    found["kernel"] = str(found["kernel"])
+    names = ("activation", "posterior", "width", "hidden", "false_alarm")
+    found |= {"kernel": ", ".join(map(str, estimator._kernels()))} | {name: getattr(estimator, name) for name in names}
+    found["networks"] = describe(estimator.members_)
     if saved.table is not None:
         found["target"] = saved.table["target"]
         found["columns"] = ", ".join(f"{c['name']} ({c['kind']})" for c in saved.table["columns"])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bochner import activations, spectra
 from bochner.activations import unknown
+from bochner.committee import Member, stacking_weights
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian, Likelihood
 from bochner.models import Model
@@ -31,14 +32,22 @@ from bochner.training import Recipe, fit_map
 
 POSTERIORS = ("closed_form", "laplace")
 CHUNK = 4096  # rows that are predicted at a time
-TUNING_ROWS, TUNING_WIDTH, TRIAL_STEPS, TUNING_STEPS = 1000, 500, 15, 50
-TRAINING_STEPS, BATCH = 5000, 64
-HELD_OUT = 2000  # at most so many rows choose the noise or the amplitude
-NOISES = tuple(2.0 ** (k / 2) for k in range(-10, 2))  # in standard deviations of the target
+TUNING_ROWS, TUNING_WIDTH, TRIAL_STEPS, TUNING_STEPS = 1000, 1000, 15, 50
+EPOCHS, STEPS, RATE = 400, 4000, 3e-3  # of the longest training: the smaller of the two, but three epochs
+LENGTHS = (1, 1 / 6, 1 / 36)  # of the trainings, as shares of that
+TRAINED_FROM = 300  # rows; fewer cannot judge
+TRAINED_WIDTH = 500
+TRIAL_ROWS = 10_000  # the output layers that held-out rows judge learn from so many
+BLOCK = 200  # rows of a block that judges, at most
+HELD_OUT = 2000  # rows that choose an amplitude or a single network's noise, at most
+LEAST = 0.01  # a network that counts for less is left out
 DRAWS = 256
 FOLDS = 3
 AMPLITUDES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 LARGEST = 1e100  # beyond, sums of squares overflow
+
+Group = list[tuple[Model, float]]  # networks and their amplitudes
+Judged = list[list[Any]]  # for each block, predictions of its rows
 
 MISSING = (
     "Put SimpleImputer before it: make_pipeline(SimpleImputer(), {name}()). "
@@ -66,7 +75,7 @@ class Stationary(BaseEstimator):
     """What both estimators share: parameters, standardisation, the network, and the score for rows unlike the training data."""
 
     model_: Model
-    posterior_: Any
+    members_: list[Member]
     statistics_: Statistics
     amplitude_: float
     row_weight_: float
@@ -74,11 +83,12 @@ class Stationary(BaseEstimator):
     def __init__(
         self,
         *,
-        kernel: Any = "matern32",
+        kernel: Any = ("matern32", "matern52", "rbf"),
         activation: Any = "paired",
         posterior: str = "closed_form",
         width: int = 1000,
-        hidden: tuple[int, ...] = (),
+        hidden: tuple[int, ...] = (200, 200, 25),
+        networks: int = 6,
         false_alarm: float = 0.05,
         device: str = "auto",
         random_state: Any = None,
@@ -89,6 +99,7 @@ class Stationary(BaseEstimator):
         self.posterior = posterior
         self.width = width
         self.hidden = hidden
+        self.networks = networks
         self.false_alarm = false_alarm
         self.device = device
         self.random_state = random_state
@@ -97,7 +108,10 @@ class Stationary(BaseEstimator):
     # ------------------------------------------------------------------ checks
 
     def _check_parameters(self) -> None:
-        spectra.resolve(self.kernel)
+        if isinstance(self.kernel, tuple | list) and not self.kernel:
+            raise ValueError("The kernel parameter must name at least one kernel, got an empty sequence instead.")
+        for kernel in self._kernels():
+            spectra.resolve(kernel)
         outputs = activations.resolve(self.activation).outputs
         if self.posterior not in POSTERIORS:
             raise ValueError(unknown("posterior", self.posterior, POSTERIORS))
@@ -109,6 +123,8 @@ class Stationary(BaseEstimator):
             raise ValueError(
                 f"The hidden parameter must be a tuple of positive widths, such as (100, 25), got {self.hidden!r} instead."
             )
+        if not isinstance(self.networks, Integral) or self.networks < 1:
+            raise ValueError(f"The networks parameter must be an integer of at least 1, got {self.networks!r} instead.")
         if not isinstance(self.false_alarm, Real) or not 0 < self.false_alarm < 1:
             raise ValueError(f"The false_alarm parameter must lie between 0 and 1, got {self.false_alarm!r} instead.")
         if self.device not in ("auto", "cpu", "cuda"):
@@ -152,54 +168,163 @@ class Stationary(BaseEstimator):
     def _device(self) -> str:
         return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
 
-    # ------------------------------------------------------------------ the network
+    # ------------------------------------------------------------------ the networks
 
-    def _network(self, inputs: int, outputs: int, likelihood: Likelihood, seed: int, **options: Any) -> Model:
-        generator = torch.Generator().manual_seed(seed)
-        extractor = mlp(inputs, tuple(self.hidden), dropout=0.0, generator=generator) if self.hidden else None
+    def _kernels(self) -> list[Any]:
+        return list(self.kernel) if isinstance(self.kernel, tuple | list) else [self.kernel]
+
+    def _network(
+        self, inputs: int, outputs: int, likelihood: Likelihood, seed: int, *, trained: bool, **options: Any
+    ) -> Model:
+        """A network with hidden layers where it is to be trained; ``options`` are width, kernel and lengthscale of its layer."""
+        generator = torch.Generator().manual_seed(seed % 2**63)
+        hidden = tuple(self.hidden) if trained else ()
+        extractor = mlp(inputs, hidden, dropout=0.0, generator=generator) if hidden else None
+        width = int(options.pop("width"))
         layer = StationaryLayer(
-            self.hidden[-1] if self.hidden else inputs,
-            int(options.get("width", self.width)),
-            kernel=self.kernel,
+            hidden[-1] if hidden else inputs,
+            width - width % activations.resolve(self.activation).outputs,
             activation=self.activation,
-            lengthscale=options["lengthscale"],
             frequencies="sobol",
             generator=generator,
             dtype=torch.float64,
+            **options,
         )
         model = Model(layer, outputs, likelihood, extractor=extractor, generator=generator)
         return model.double().to(self._device())
 
-    def _tuned(self, x: Tensor, y: Tensor, seed: int, order: Tensor) -> tuple[Tensor, float, float]:
+    def _tuned(
+        self, x: Tensor, y: Tensor, seed: int, kernel: Any, start: Tensor | None = None
+    ) -> tuple[Tensor, float, float]:
         """Lengthscales, noise and amplitude of the largest marginal likelihood, under a draw of units of its own."""
-        rows, dim = order[:TUNING_ROWS], x.shape[1]
-        outputs = activations.resolve(self.activation).outputs
-        width = min(int(self.width), TUNING_WIDTH)
-        width -= width % outputs
-        self._say(f"tuning {dim} lengthscales, noise and amplitude on {len(rows)} rows")
+        x, y, dim = x[:TUNING_ROWS].float(), y[:TUNING_ROWS].float(), x.shape[1]
+        self._say(f"tuning {dim} lengthscales, noise and amplitude on {len(x)} rows")
 
-        def tune(scale: float) -> tuple[float, float, Model]:
-            start = torch.full((dim,), scale * math.sqrt(dim), dtype=torch.float64)
-            model = self._network(dim, y.shape[1], Gaussian(0.3), seed, lengthscale=start, width=width)
-            amplitude, history = tune_marginal(model, x[rows], y[rows], steps=TRIAL_STEPS, lr=0.1)
+        def trial(start: Tensor) -> tuple[float, float, Model]:
+            options: Any = {"kernel": kernel, "lengthscale": start, "width": min(int(self.width), TUNING_WIDTH)}
+            model = self._network(dim, y.shape[1], Gaussian(0.3), seed, trained=False, **options).float()
+            amplitude, history = tune_marginal(model, x, y, steps=TRIAL_STEPS, lr=0.1)
             return history[-1], amplitude, model
 
         # Fast waves hide from a start at long lengthscales: the best of three goes on.
-        _, amplitude, model = max((tune(scale) for scale in (1.0, 0.25, 1 / 16)), key=lambda found: found[0])
-        amplitude, _ = tune_marginal(model, x[rows], y[rows], steps=TUNING_STEPS, lr=0.1, amplitude=amplitude)
-        return model.layer.lengthscale.detach(), float(model.likelihood.noise.detach()), amplitude  # pyright: ignore
+        scales = [torch.full((dim,), scale * math.sqrt(dim), dtype=torch.float64) for scale in (1.0, 0.25, 1 / 16)]
+        trials = (trial(own) for own in (scales if start is None else [start.cpu()]))
+        _, amplitude, model = max(trials, key=lambda found: found[0])
+        amplitude, _ = tune_marginal(model, x, y, steps=TUNING_STEPS, lr=0.1, amplitude=amplitude)
+        return model.layer.lengthscale.detach().double(), float(model.likelihood.noise.detach()), amplitude  # pyright: ignore
 
-    def _trained(self, x: Tensor, y: Tensor, outputs: int, likelihood: Likelihood, seed: int) -> Model:
-        """The whole network at its MAP estimate."""
-        size = self.hidden[-1] if self.hidden else x.shape[1]
-        start: Any = 1.0 if self.hidden else torch.full((size,), math.sqrt(size), dtype=torch.float64)
-        model = self._network(x.shape[1], outputs, likelihood, seed, lengthscale=start)
-        epochs = max(3, min(200, TRAINING_STEPS * BATCH // len(x)))
-        recipe = Recipe(epochs, min(BATCH, len(x)), lr=2e-3, schedule=_cosine)
-        fit = fit_map(model, x, y, recipe, seed=seed % 2**31, progress=bool(self.verbose))
-        if bool(fit.diverged.any()):
+    def _trained(
+        self, x: Tensor, y: Tensor, rows: Tensor, outputs: int, likelihood: Likelihood, seeds: list[int], **options: Any
+    ) -> list[Model]:
+        """Networks at their MAP estimates, each from its own rows, trained together; none where one has diverged.
+
+        The ``options`` are the width and the share of the longest training.
+        """
+        size, kernels, share = self.hidden[-1] if self.hidden else x.shape[1], self._kernels(), options.pop("share")
+        options["lengthscale"] = 1.0
+        if not self.hidden:
+            options["lengthscale"] = torch.full((size,), math.sqrt(size), dtype=torch.float64)
+        models = []
+        for number, seed in enumerate(seeds):
+            options["kernel"] = kernels[number * len(kernels) // len(seeds)]
+            models.append(self._network(x.shape[1], outputs, likelihood, seed, trained=True, **options).float())
+        num = rows.shape[1]
+        batch = min(num, max(128, min(512, num // 100)))
+        epochs = max(3, min(EPOCHS, STEPS // math.ceil(num / batch)))
+        recipe = Recipe(max(1, round(share * epochs)), batch, lr=RATE, schedule=_cosine, tf32=True)
+        self._say(f"training {len(models)} networks for {recipe.epochs} epochs of {num} rows")
+        given: Any = {"seed": [s % 2**31 for s in seeds], "rows": rows, "progress": bool(self.verbose)}
+        fit = fit_map(models, x.float(), y.float() if y.is_floating_point() else y, recipe, **given)
+        return [] if bool(fit.diverged.any()) else [model.double().eval() for model in models]
+
+    def _single(self, x: Tensor, y: Tensor, outputs: int, likelihood: Likelihood, seed: int) -> Model:
+        """One trained network."""
+        rows = torch.arange(len(x), device=x.device)[None]
+        models = self._trained(x, y, rows, outputs, likelihood, [seed], width=self.width, share=1.0)
+        if not models:
             raise ValueError("Training diverged; use fewer or narrower hidden layers, or another random_state.")
-        return model.eval()
+        return models[0]
+
+    # ------------------------------------------------------------------ the committee
+
+    def _committee(self, x: Tensor, y: Tensor, order: Tensor, outputs: int, tuning: int, drawing: int) -> None:
+        """Makes the networks, weighs them by rows they have not seen, and integrates their output layers out over all rows."""
+        groups, weights = [self._wide(x, y, order, outputs, tuning, drawing)], torch.ones(1)
+        if self.hidden and len(x) >= TRAINED_FROM:
+            # Network j has not seen blocks j - 1 and j, so two networks judge each block.
+            number = int(self.networks)
+            blocks = list(order[: number * min(len(x) // max(20, 2 * number), BLOCK)].chunk(number))
+            unseen = [torch.cat([blocks[i] for i in {j, (j - 1) % number}]) for j in range(number)]
+            rows = torch.stack([order[~torch.isin(order, own)] for own in unseen])
+            for length, share in enumerate(LENGTHS, 1):
+                seeds = [drawing + 100_000 * length + k for k in range(number)]
+                groups.append(self._deep(x, y, rows, unseen, outputs, seeds, share))
+            groups = [group for group in groups if group]
+            self._say(f"weighing {sum(map(len, groups))} networks by {sum(map(len, blocks))} rows")
+            rest = order[sum(map(len, blocks)) :]
+            fair = groups[0] if len(rest) >= TUNING_ROWS else self._wide(x, y, rest, outputs, tuning, drawing)
+            judged = [self._judged_wide(fair, x, y, order, blocks)]
+            judged += [self._judged_deep(group, x, y, rows, blocks) for group in groups[1:]]
+            weights = self._weights(judged, [y[block] for block in blocks], groups)
+        self._say("weights: " + ", ".join(f"{float(w):.2f}" for w in weights))
+        shares = [(part, float(w) / len(group)) for group, w in zip(groups, weights, strict=True) for part in group]
+        # The first network gives the score for rows unlike the data, so it stays.
+        shares = [own for number, own in enumerate(shares) if number == 0 or own[1] >= LEAST]
+        total = sum(share for _, share in shares)
+        self._say(f"integrating the output layers of {len(shares)} networks out over {len(x)} rows")
+        self.members_ = [Member(part[0], self._head(*part, x, y), share / total) for part, share in shares]
+        self.model_, self.amplitude_ = shares[0][0]
+
+    def _judged_wide(self, group: Group, x: Tensor, y: Tensor, order: Tensor, blocks: list[Tensor]) -> Judged:
+        """Predictions of each block by wide networks that have not seen it, nor any other block where rows are many."""
+        many = sum(map(len, blocks)) * 10 <= len(order)
+        judged: Judged = [[] for _ in blocks]
+        for hidden in [torch.cat(blocks)] if many else blocks:
+            rows = order[~torch.isin(order, hidden)][-TRIAL_ROWS:]
+            heads = [self._head(*part, x[rows], y[rows]) for part in group]
+            for block, found in zip(blocks, judged, strict=True):
+                if many or block is hidden:
+                    found += [head.predict(x[block]) for head in heads]
+        return judged
+
+    def _judged_deep(self, group: Group, x: Tensor, y: Tensor, rows: Tensor, blocks: list[Tensor]) -> Judged:
+        """Predictions of each block by the trained networks that have not seen it."""
+        judged: Judged = [[] for _ in blocks]
+        for j, part in enumerate(group):
+            own = rows[j, -TRIAL_ROWS:]  # for classes the last rows hold one of each
+            head = self._head(*part, x[own], y[own])
+            for i in {j, (j - 1) % len(blocks)}:
+                judged[i].append(head.predict(x[blocks[i]]))
+        return judged
+
+    def _weights(self, judged: list[Judged], targets: list[Tensor], groups: list[Group]) -> Tensor:  # noqa: ARG002
+        """Weights of the groups under which the blocks are most probable."""
+
+        def density(parts: list[Any], y: Tensor) -> Tensor:
+            return torch.stack([part.log_prob(y) for part in parts]).logsumexp(0) - math.log(len(parts))
+
+        return stacking_weights(
+            torch.stack([torch.cat([density(*pair) for pair in zip(found, targets, strict=True)]) for found in judged])
+        )
+
+    def _wide(self, x: Tensor, y: Tensor, order: Tensor, outputs: int, tuning: int, drawing: int) -> Group:
+        """A network without hidden layers for each kernel, and its amplitude."""
+        raise NotImplementedError
+
+    def _deep(
+        self, x: Tensor, y: Tensor, rows: Tensor, unseen: list[Tensor], outputs: int, seeds: list[int], share: float
+    ) -> Group:
+        """Trained networks and their amplitudes."""
+        raise NotImplementedError
+
+    def _head(self, model: Model, amplitude: float, x: Tensor, y: Tensor) -> Any:
+        """The posterior of a network's output layer."""
+        raise NotImplementedError
+
+    def _describe_columns(self) -> None:
+        """Lengthscales in the columns' units, where the first network has no hidden layers."""
+        if isinstance(self.model_.extractor, torch.nn.Identity):
+            self.lengthscale_ = self.model_.layer.lengthscale.detach().cpu().numpy() * self.x_scale_
 
     def _held_out(self, order: Tensor) -> tuple[Tensor, Tensor]:
         """Rows to learn from, and the first tenth to choose with."""
@@ -212,9 +337,9 @@ class Stationary(BaseEstimator):
 
     # ------------------------------------------------------------------ rows unlike the training data
 
-    def _cover(self, x: Tensor, factor: Tensor | None = None) -> None:
+    def _cover(self, x: Tensor) -> None:
         """The factor that the score needs, and the threshold that training rows give when each is left out."""
-        self._factorise(factor)
+        self._factorise()
         scores = self._scores(x[:: math.ceil(len(x) / 10_000)], left_out=True)
         # Rows that came later may be all alike: they never make the alarm more sensitive than it was.
         self.ood_threshold_ = max(
@@ -225,10 +350,10 @@ class Stationary(BaseEstimator):
     def _sums(self, x: Tensor, y: Tensor) -> Statistics:
         return Statistics.of(self.model_, x, y)
 
-    def _factorise(self, factor: Tensor | None = None) -> None:
+    def _factorise(self) -> None:
         gram = self.statistics_.gram
         prior = prior_precision(self.model_, torch.tensor(self.amplitude_, dtype=torch.float64).to(gram))
-        self.cover_ = cholesky(self.row_weight_ * gram + torch.diag(prior)) if factor is None else factor
+        self.cover_ = cholesky(self.row_weight_ * gram + torch.diag(prior))
 
     def _scores(self, x: Tensor, *, left_out: bool = False) -> np.ndarray:
         parts = []
@@ -250,12 +375,7 @@ class Stationary(BaseEstimator):
         check_is_fitted(self)
         return self._scores(self._inputs(self._validated(X, reset=False)))
 
-    def _chunks(self, X: Any) -> Iterator[Any]:
-        """Predictions of consecutive rows, in standardised units."""
+    def _chunks(self, X: Any) -> Iterator[Tensor]:
+        """Consecutive rows, standardised."""
         check_is_fitted(self)
-        for part in self._inputs(self._validated(X, reset=False)).split(CHUNK):
-            yield self._predictive(part)
-
-    def _predictive(self, x: Tensor) -> Any:
-        """The prediction at standardised rows."""
-        return self.posterior_.predict(x)
+        return iter(self._inputs(self._validated(X, reset=False)).split(CHUNK))

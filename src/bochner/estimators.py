@@ -1,15 +1,21 @@
 r"""Scikit-learn estimators: a table in, predictions out that say how sure they are and which rows look like nothing seen before.
 
-Inputs and targets are standardised inside, and everything that comes out is in the original units. Without hidden layers the
-lengthscale of every column, the noise and the amplitude maximise the marginal likelihood of up to a thousand rows under one draw
-of the units; another, wider draw then predicts, so that no unit is fitted to the data. With hidden layers the whole network is
-trained first, on nine rows in ten; the others choose the noise (for classes the amplitude), and the output layer is integrated
-out over all rows.
+Inputs and targets are standardised inside, and everything that comes out is in the original units. The prediction is a mixture:
 
-The score of a row is the share of the prior variance of $f$ that the training rows leave there: near 0 among the data, towards 1
-far away. It does not look at labels; for classes every row counts a quarter, the largest curvature of a softmax. For the training
-rows themselves it is computed as if each were left out, $v / (1 - hv)$ for a row of weight $h$; the threshold is a quantile of
-these.
+- A wide network without hidden layers for each kernel. The lengthscale of every column, the noise and the amplitude maximise the
+  marginal likelihood of up to a thousand rows under one draw of the units; another, wider draw then predicts, so that no unit is
+  fitted to the data.
+- From 300 rows on, networks with hidden layers, trained for three lengths of time. Each sees all rows but a tenth (400 at most),
+  and no two the same. The rows that it has not seen choose its noise, for classes its amplitude.
+
+The same rows choose the weights, those of the mixture under which they are most probable, and a factor on all noises, so that
+the mixture is calibrated and not only its parts. The output layers of all networks that count are then integrated out over all
+rows. What was tried and measured is in docs/default.md.
+
+The score of a row is the share of the prior variance of $f$ that the training rows leave there under the first wide network: near
+0 among the data, towards 1 far away. It does not look at labels; for classes every row counts a quarter, the largest curvature of
+a softmax. For the training rows themselves it is computed as if each were left out, $v / (1 - hv)$ for a row of weight $h$; the
+threshold is a quantile of these.
 """
 
 import math
@@ -25,13 +31,26 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from bochner.estimator_base import AMPLITUDES, DRAWS, FOLDS, HELD_OUT, LARGEST, NOISES, Stationary, laplace_posterior
+from bochner.committee import NOISES, Member, mixed, noise_factor, noise_scores
+from bochner.estimator_base import (
+    AMPLITUDES,
+    DRAWS,
+    FOLDS,
+    HELD_OUT,
+    LARGEST,
+    TRAINED_WIDTH,
+    TRIAL_ROWS,
+    Group,
+    Judged,
+    Stationary,
+    laplace_posterior,
+)
 from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model
-from bochner.posteriors.closed_form import ClosedForm, Statistics
+from bochner.posteriors.closed_form import ClosedForm
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier, average_classes
 from bochner.posteriors.laplace import Laplace
-from bochner.predictive import CategoricalPredictive, GaussianPredictive, central_interval
+from bochner.predictive import central_interval
 
 
 def _streams(estimator: Any) -> bool:
@@ -40,26 +59,36 @@ def _streams(estimator: Any) -> bool:
     return True
 
 
+def _noise(model: Model) -> float:
+    return float(model.likelihood.noise.detach())  # pyright: ignore
+
+
+def _set_noise(model: Model, noise: float) -> None:
+    model.likelihood.log_noise.data.fill_(math.log(noise))  # pyright: ignore
+
+
 class StationaryRegressor(RegressorMixin, Stationary):
     """Regression that knows how sure it is: a network with a stationary prior, for scikit-learn.
 
     Args:
-        kernel: The prior's kernel: "matern32", "matern52", "rbf", "exponential" or a Spectrum.
+        kernel: The prior's kernel, or several of them: "matern32", "matern52", "rbf", "exponential" or a Spectrum.
         activation: "paired" (a sine and a cosine for each frequency), "sin", "sincos", "triangle", "periodic_relu".
-        posterior: "closed_form", exact given the features; or "laplace", KFAC over all layers of the trained network.
-        width: Units of the model layer.
-        hidden: Widths of trained layers before it, such as (200, 25); none for small tables.
+        posterior: "closed_form", exact given the features; or "laplace", KFAC over all layers of a single trained network.
+        width: Units of the model layer; of those with hidden layers 500 at most.
+        hidden: Widths of the hidden layers of trained networks; () for none of these.
+        networks: How many are trained for each length of training.
         false_alarm: Share of rows like the training data whose ``ood_score`` may exceed ``ood_threshold_``.
         device: "auto" (a GPU where there is one), "cpu" or "cuda".
         random_state: Seed of every draw.
         verbose: Whether to say what takes time.
 
     Attributes:
-        model_: The network, in standardised units.
-        posterior_: Its posterior.
-        lengthscale_: Of every column, in its units; without hidden layers.
+        members_: The networks, in standardised units, with their posteriors and weights; the first is that of the first kernel.
+        model_: The first network.
+        lengthscale_: Its lengthscale of every column, in the column's units.
+        log_marginal_likelihood_: Evidence of the training data under it; with the closed form.
         noise_: Standard deviation of the noise, in units of the target.
-        log_marginal_likelihood_: Evidence of the training data; under the closed form.
+        prior_std_: Standard deviation of the target under the prior, noise included: that of predictions far from the data.
         ood_threshold_: Score beyond which a row is unlike the training data.
     """
 
@@ -87,70 +116,95 @@ class StationaryRegressor(RegressorMixin, Stationary):
         x, order, tuning, drawing = self._start(X)
         self.y_mean_, self.y_scale_ = float(y.mean()), float(y.std())
         t = torch.from_numpy((y - self.y_mean_) / self.y_scale_)[:, None].to(x)
-        self.amplitude_ = 1.0
-        if self.hidden or self.posterior == "laplace":
-            self.model_ = self._trained_with_noise(x, t, order, drawing)
-        else:
-            lengthscale, noise, self.amplitude_ = self._tuned(x, t, tuning, order)
-            self.model_ = self._network(x.shape[1], 1, Gaussian(noise), drawing, lengthscale=lengthscale)
-        self._say(f"integrating the output layer out over {len(x)} rows")
         if self.posterior == "closed_form":
-            self._keep(ClosedForm(self.model_, x, t, amplitude=self.amplitude_), x)
+            self._committee(x, t, order, 1, tuning, drawing)
         else:
+            learn, held = self._held_out(order)
+            self.model_, self.amplitude_ = self._single(x[learn], t[learn], 1, Gaussian(0.3), drawing), 1.0
+            scores, _ = noise_scores(self.model_, x[learn], t[learn], x[held], t[held], amplitude=1.0)
+            _set_noise(self.model_, NOISES[int(scores.argmax())])
             self.statistics_ = self._sums(x, t)
-            self._describe(laplace_posterior(self.model_, x, t))
-            self._cover(x)
+            self.members_ = [Member(self.model_, laplace_posterior(self.model_, x, t), 1.0)]
+        self._describe()
+        self._cover(x)
         return self
 
-    def _trained_with_noise(self, x: Tensor, t: Tensor, order: Tensor, seed: int) -> Model:
-        """Trained on nine rows in ten; the noise is the one under which the closed form predicts the others best."""
-        learn, held = self._held_out(order)
-        model = self._trained(x[learn], t[learn], 1, Gaussian(0.3), seed)
-        statistics = Statistics.of(model, x[learn], t[learn])
+    def _wide(self, x: Tensor, y: Tensor, order: Tensor, outputs: int, tuning: int, drawing: int) -> Group:
+        rows, lengthscale, found = order.flip(0), None, []  # blocks come last
+        for number, kernel in enumerate(self._kernels()):
+            lengthscale, noise, amplitude = self._tuned(x[rows], y[rows], tuning, kernel, lengthscale)
+            options: Any = {"kernel": kernel, "lengthscale": lengthscale, "width": self.width}
+            model = self._network(x.shape[1], outputs, Gaussian(noise), drawing + number, trained=False, **options)
+            found.append((model, amplitude))
+        return found
 
-        def score(noise: float) -> float:
-            model.likelihood.log_noise.data.fill_(math.log(noise))  # pyright: ignore
-            prediction = ClosedForm.from_statistics(model, statistics).predict(x[held])
-            return float(prediction.log_prob(t[held]).mean())
+    def _deep(
+        self, x: Tensor, y: Tensor, rows: Tensor, unseen: list[Tensor], outputs: int, seeds: list[int], share: float
+    ) -> Group:
+        options: Any = {"width": min(int(self.width), TRAINED_WIDTH), "share": share}
+        models = self._trained(x, y, rows, outputs, Gaussian(0.3), seeds, **options)
+        if not models:
+            return []
+        found = [
+            noise_scores(model, x[own], y[own], x[held], y[held])
+            for model, own, held in zip(models, rows[:, -TRIAL_ROWS:], unseen, strict=True)
+        ]
+        best = int(torch.stack([scores for scores, _ in found]).mean(0).argmax())
+        for model in models:
+            _set_noise(model, NOISES[best])
+        return [(model, float(amplitudes[best])) for model, (_, amplitudes) in zip(models, found, strict=True)]
 
-        model.likelihood.log_noise.data.fill_(math.log(max(NOISES, key=score)))  # pyright: ignore
-        return model
+    def _weights(self, judged: list[Judged], targets: list[Tensor], groups: list[Group]) -> Tensor:
+        weights = super()._weights(judged, targets, groups)
+        mixtures = [
+            mixed([(float(w) / len(p), part) for w, p in zip(weights, parts, strict=True) for part in p])
+            for parts in zip(*judged, strict=True)
+        ]
+        factor = noise_factor(mixtures, targets)
+        for model, _ in (part for group in groups for part in group):
+            _set_noise(model, factor * _noise(model))
+        return weights
 
-    def _describe(self, posterior: Any) -> None:
-        """Takes a posterior and the numbers that follow from it."""
-        self.posterior_ = posterior
-        noise = float(self.model_.likelihood.noise.detach())  # pyright: ignore
-        self.noise_, self.row_weight_ = noise * self.y_scale_, noise**-2
-        if not self.hidden:
-            self.lengthscale_ = self.model_.layer.lengthscale.detach().cpu().numpy() * self.x_scale_
-        if isinstance(posterior, ClosedForm):
-            self.statistics_ = posterior.statistics
-            self.log_marginal_likelihood_ = posterior.log_marginal_likelihood - posterior.statistics.count * math.log(
-                self.y_scale_
-            )
+    def _head(self, model: Model, amplitude: float, x: Tensor, y: Tensor) -> ClosedForm:
+        return ClosedForm(model, x, y, amplitude=amplitude)
 
-    def _keep(self, posterior: ClosedForm, x: Tensor) -> None:
-        """Takes a closed form; its factor is what the score needs."""
-        self._describe(posterior)
-        self._cover(x, posterior.factor)
+    def _describe(self) -> None:
+        """The numbers that follow from the networks and their posteriors."""
+        self.row_weight_ = _noise(self.model_) ** -2
+        variance = sum(member.weight * _noise(member.model) ** 2 for member in self.members_)
+        self.noise_ = math.sqrt(variance) * self.y_scale_
+        self._describe_columns()
+        first = self.members_[0].posterior
+        if not isinstance(first, ClosedForm):
+            self.prior_std_ = math.sqrt(1 + variance) * self.y_scale_
+            return
+        signal = sum(member.weight * member.posterior.amplitude**2 for member in self.members_)
+        self.prior_std_ = math.sqrt(signal + variance) * self.y_scale_
+        self.statistics_ = first.statistics
+        count = first.statistics.count
+        self.log_marginal_likelihood_ = first.log_marginal_likelihood - count * math.log(self.y_scale_)
 
     @available_if(_streams)
     def partial_fit(self, X: Any, y: Any) -> Self:
-        """Takes in more rows. The first call is ``fit``; later ones keep its scales, lengthscales, noise and amplitude.
+        """Takes in more rows. The first call is ``fit``; later ones keep its scales, networks, noise, amplitudes and weights.
 
-        The posterior is then exactly that of all rows so far. The threshold rises where the new rows ask for it, and never falls.
+        The posterior of every output layer is then exactly that of all rows so far. The threshold rises where the new rows ask for
+        it, and never falls.
         """
-        if not hasattr(self, "posterior_"):
+        if not hasattr(self, "members_"):
             return self.fit(X, y)
         X, y = self._rows(X, y, reset=False)
         x = self._inputs(X)
-        self.posterior_.update(x, torch.from_numpy((y - self.y_mean_) / self.y_scale_)[:, None].to(x))
-        self._keep(self.posterior_, x)
+        t = torch.from_numpy((y - self.y_mean_) / self.y_scale_)[:, None].to(x)
+        for member in self.members_:
+            member.posterior.update(x, t)
+        self._describe()
+        self._cover(x)
         return self
 
     def _moments(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of y at each row, noise included, in its units."""
-        parts: list[GaussianPredictive] = list(self._chunks(X))
+        parts = [mixed([(m.weight, m.posterior.predict(x)) for m in self.members_]) for x in self._chunks(X)]
         mean = torch.cat([p.mean[:, 0] for p in parts]).cpu().numpy() * self.y_scale_ + self.y_mean_
         return mean, torch.cat([p.std[:, 0] for p in parts]).cpu().numpy() * self.y_scale_
 
@@ -165,15 +219,20 @@ class StationaryRegressor(RegressorMixin, Stationary):
 
     @available_if(_streams)
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Draws of y at all rows together, (n, n_samples): a function from the posterior each, plus noise."""
+        """Draws of y at all rows together, (n, n_samples): a function from the posterior of one network each, plus noise."""
         check_is_fitted(self)
         if not isinstance(n_samples, Integral) or n_samples < 1:
             raise ValueError(f"The n_samples parameter must be an integer of at least 1, got {n_samples!r} instead.")
         x = self._inputs(self._validated(X, reset=False))
         generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
-        f = self.posterior_.sample(x, n_samples, generator=generator)[:, :, 0].cpu()
-        noise = torch.randn(f.shape, generator=generator, dtype=torch.float64) * self.posterior_.noise.cpu()
-        return (f + noise).mT.numpy() * self.y_scale_ + self.y_mean_
+        weights = torch.tensor([member.weight for member in self.members_], dtype=torch.float64)
+        chosen = torch.multinomial(weights, int(n_samples), replacement=True, generator=generator)
+        y = torch.empty(int(n_samples), len(x), dtype=torch.float64)
+        for number, member in enumerate(self.members_):
+            own = torch.nonzero(chosen == number)[:, 0]
+            f = member.posterior.sample(x, len(own), generator=generator)[:, :, 0].cpu()
+            y[own] = f + torch.randn(f.shape, generator=generator, dtype=torch.float64) * member.posterior.noise.cpu()
+        return y.mT.numpy() * self.y_scale_ + self.y_mean_
 
 
 class StationaryClassifier(ClassifierMixin, Stationary):
@@ -183,11 +242,12 @@ class StationaryClassifier(ClassifierMixin, Stationary):
     them.
 
     Args:
-        kernel: The prior's kernel: "matern32", "matern52", "rbf", "exponential" or a Spectrum.
+        kernel: The prior's kernel, or several of them: "matern32", "matern52", "rbf", "exponential" or a Spectrum.
         activation: "paired" (a sine and a cosine for each frequency), "sin", "sincos", "triangle", "periodic_relu".
-        posterior: "closed_form", Laplace's of the output layer; or "laplace", KFAC over all layers of the trained network.
-        width: Units of the model layer.
-        hidden: Widths of trained layers before it, such as (200, 25); none for small tables.
+        posterior: "closed_form", Laplace's of the output layer; or "laplace", KFAC over all layers of a single trained network.
+        width: Units of the model layer; of those with hidden layers 500 at most.
+        hidden: Widths of the hidden layers of trained networks; () for none of these.
+        networks: How many are trained for each length of training.
         false_alarm: Share of rows like the training data whose ``ood_score`` may exceed ``ood_threshold_``.
         device: "auto" (a GPU where there is one), "cpu" or "cuda".
         random_state: Seed of every draw.
@@ -195,10 +255,10 @@ class StationaryClassifier(ClassifierMixin, Stationary):
 
     Attributes:
         classes_: The labels, in the order of the columns of ``predict_proba``.
-        model_: The network, in standardised units.
-        posterior_: Its posterior.
-        amplitude_: Prior standard deviation of each class's output.
-        lengthscale_: Of every column, in its units; without hidden layers.
+        members_: The networks, in standardised units, with their posteriors and weights; the first is that of the first kernel.
+        model_: The first network.
+        amplitude_: Its prior standard deviation of each class's output.
+        lengthscale_: Its lengthscale of every column, in the column's units.
         ood_threshold_: Score beyond which a row is unlike the training data.
     """
 
@@ -219,32 +279,44 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         # One row of every class goes to the end of the order, where rows are always learnt from.
         last = torch.stack([order[target[order] == c][0] for c in range(classes)])
         order = torch.cat([order[~torch.isin(order, last)], last])
-        if self.hidden or self.posterior == "laplace":
-            learn, held = self._held_out(order)
-            self.model_ = trial = self._trained(x[learn], target[learn], classes, Categorical(), drawing)
-            splits = [(learn, held)]
-        else:
-            splits = self._splits(order, classes)
-            onehot = torch.nn.functional.one_hot(target, classes).to(x)
-            lengthscale, _, _ = self._tuned(x, (onehot - onehot.mean(0)) / onehot.std(), tuning, order)
-            options: Any = {"lengthscale": lengthscale}
-            self.model_ = self._network(x.shape[1], classes, Categorical(), drawing, **options)
-            options["width"] = min(int(self.width), 200)
-            trial = self._network(x.shape[1], classes, Categorical(), tuning, **options)
-        self.amplitude_ = 1.0
         if self.posterior == "closed_form":
-            self.amplitude_ = self._best_amplitude(trial, x, target, splits)
-            self._say(f"Laplace posterior of the output layer over {len(x)} rows")
-            generator = torch.Generator().manual_seed(drawing)
-            posterior: Any = ClosedFormClassifier(
-                self.model_, x, target, amplitude=self.amplitude_, samples=DRAWS, generator=generator
-            )
+            self._committee(x, target, order, classes, tuning, drawing)
         else:
-            posterior = laplace_posterior(self.model_, x, target)
+            self.model_, self.amplitude_ = self._single(x, target, classes, Categorical(), drawing), 1.0
+            self.members_ = [Member(self.model_, laplace_posterior(self.model_, x, target), 1.0)]
         self.statistics_ = self._sums(x, torch.zeros_like(x[:, :1]))
-        self._describe(posterior)
+        self._describe()
         self._cover(x)
         return self
+
+    def _wide(self, x: Tensor, y: Tensor, order: Tensor, outputs: int, tuning: int, drawing: int) -> Group:
+        rows, lengthscale, found = order.flip(0), None, []  # blocks come last
+        onehot = torch.nn.functional.one_hot(y[rows], outputs).to(x)
+        onehot = (onehot - onehot.mean(0)) / onehot.std()
+        splits = self._splits(order, outputs)
+        for number, kernel in enumerate(self._kernels()):
+            lengthscale, _, _ = self._tuned(x[rows], onehot, tuning, kernel, lengthscale)
+            options: Any = {"kernel": kernel, "lengthscale": lengthscale, "trained": False}
+            narrow = min(int(self.width), 200)
+            trial = self._network(x.shape[1], outputs, Categorical(), tuning, width=narrow, **options)
+            seed = drawing + number
+            model = self._network(x.shape[1], outputs, Categorical(), seed, width=self.width, **options)
+            found.append((model, self._best_amplitude(trial, x, y, splits)))
+        return found
+
+    def _deep(
+        self, x: Tensor, y: Tensor, rows: Tensor, unseen: list[Tensor], outputs: int, seeds: list[int], share: float
+    ) -> Group:
+        options: Any = {"width": min(int(self.width), TRAINED_WIDTH), "share": share}
+        models = self._trained(x, y, rows, outputs, Categorical(), seeds, **options)
+        if not models:
+            return []
+        amplitude = self._best_amplitude(models[0], x, y, [(rows[0, -TRIAL_ROWS:], unseen[0])])
+        return [(model, amplitude) for model in models]
+
+    def _head(self, model: Model, amplitude: float, x: Tensor, y: Tensor) -> ClosedFormClassifier:
+        generator = torch.Generator().manual_seed(0)
+        return ClosedFormClassifier(model, x, y, amplitude=amplitude, samples=DRAWS, generator=generator)
 
     def _splits(self, order: Tensor, classes: int) -> list[tuple[Tensor, Tensor]]:
         """Rows to learn from and rows to choose with: folds of a small table, one split of up to 4,000 rows of a large one.
@@ -271,22 +343,24 @@ class StationaryClassifier(ClassifierMixin, Stationary):
 
         return max(AMPLITUDES, key=score)
 
-    def _describe(self, posterior: Any) -> None:
-        """Takes a posterior and the numbers that follow from it."""
-        self.posterior_, self.row_weight_ = posterior, 0.25
-        if not self.hidden:
-            self.lengthscale_ = self.model_.layer.lengthscale.detach().cpu().numpy() * self.x_scale_
+    def _describe(self) -> None:
+        """The numbers that follow from the networks and their posteriors."""
+        self.row_weight_ = 0.25
+        self._describe_columns()
 
-    def _predictive(self, x: Tensor) -> CategoricalPredictive:
-        if isinstance(self.posterior_, Laplace):
-            mean, covariance = self.posterior_.output_moments(x)
-            return average_classes(mean[0], covariance[0], samples=DRAWS, seed=0)
-        return self.posterior_.predict(x)
+    def _probabilities(self, member: Member, x: Tensor) -> Tensor:
+        if isinstance(member.posterior, Laplace):
+            mean, covariance = member.posterior.output_moments(x)
+            return average_classes(mean[0], covariance[0], samples=DRAWS, seed=0).probabilities
+        return member.posterior.predict(x).probabilities
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probability of each class at each row, (n, c), averaged over the posterior."""
-        parts: list[CategoricalPredictive] = list(self._chunks(X))
-        return torch.cat([p.probabilities for p in parts]).cpu().numpy()
+        """Probability of each class at each row, (n, c), averaged over networks and their posteriors."""
+        parts = [
+            torch.stack([member.weight * self._probabilities(member, x) for member in self.members_]).sum(0)
+            for x in self._chunks(X)
+        ]
+        return torch.cat(parts).cpu().numpy()
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""

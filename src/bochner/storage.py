@@ -21,19 +21,21 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 import bochner
-from bochner import activations
+from bochner import activations, spectra
+from bochner.committee import Member
+from bochner.estimator_base import TRAINED_WIDTH
 from bochner.estimators import StationaryClassifier, StationaryRegressor
 from bochner.files import write_bytes
 from bochner.likelihoods import Categorical, Gaussian
 from bochner.posteriors.closed_form import ClosedForm, Statistics
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
 from bochner.posteriors.laplace import Laplace
-from bochner.spectra import RBF, Exponential, Matern, Spectrum
+from bochner.spectra import RBF, Exponential, Matern
 
-FORMAT = 1
+FORMAT = 2
 ESTIMATORS: dict[str, Any] = {"StationaryRegressor": StationaryRegressor, "StationaryClassifier": StationaryClassifier}
 SPECTRA: dict[str, Any] = {"RBF": RBF, "Matern": Matern, "Exponential": Exponential}
-NUMBERS = ("amplitude_", "row_weight_", "ood_threshold_", "y_mean_", "y_scale_")
+NUMBERS = ("amplitude_", "ood_threshold_", "y_mean_", "y_scale_")
 UNSIGNED = b"0" * 64
 
 
@@ -56,13 +58,17 @@ class SavedModel:
     about: dict[str, Any]
 
 
-def _kernel_to_json(kernel: str | Spectrum) -> Any:
+def _kernel_to_json(kernel: Any) -> Any:
+    if isinstance(kernel, tuple | list):
+        return [_kernel_to_json(own) for own in kernel]
     if isinstance(kernel, str):
         return kernel
     return {"type": type(kernel).__name__, **dataclasses.asdict(kernel)}  # pyright: ignore[reportArgumentType]
 
 
-def _kernel_from_json(kernel: Any) -> str | Spectrum:
+def _kernel_from_json(kernel: Any) -> Any:
+    if isinstance(kernel, list):
+        return tuple(_kernel_from_json(own) for own in kernel)
     if isinstance(kernel, str):
         return kernel
     options = {k: v for k, v in kernel.items() if k != "type"}
@@ -77,7 +83,7 @@ def save(path: str | Path, estimator: Any, *, table: dict[str, Any] | None = Non
         estimator: A fitted StationaryRegressor or StationaryClassifier.
         table: JSON that comes back with the model.
     """
-    if type(estimator).__name__ not in ESTIMATORS or not hasattr(estimator, "posterior_"):
+    if type(estimator).__name__ not in ESTIMATORS or not hasattr(estimator, "members_"):
         raise ValueError(
             f"The estimator parameter must be a fitted {' or '.join(ESTIMATORS)}, got {type(estimator).__name__}"
             f"{' without a fit' if type(estimator).__name__ in ESTIMATORS else ''} instead."
@@ -88,10 +94,15 @@ def save(path: str | Path, estimator: Any, *, table: dict[str, Any] | None = Non
         "hidden": list(estimator.hidden),
         "random_state": int(estimator.random_state) if isinstance(estimator.random_state, Integral) else None,
     }
-    tensors = {f"model.{name}": value for name, value in estimator.model_.state_dict().items()}
-    statistics, posterior = estimator.statistics_, estimator.posterior_
-    tensors |= {"gram": statistics.gram, "projection": statistics.projection, "square": statistics.square.reshape(1)}
+    statistics = estimator.statistics_
+    tensors = _sums_to_tensors("", statistics)
     tensors |= {"x_mean": torch.from_numpy(estimator.x_mean_), "x_scale": torch.from_numpy(estimator.x_scale_)}
+    kernels, members = [spectra.resolve(kernel) for kernel in estimator._kernels()], []
+    for number, member in enumerate(estimator.members_):
+        members.append({"weight": member.weight, "kernel": kernels.index(member.model.layer.spectrum)})
+        found, more = _member_to_tensors(member)
+        tensors |= {f"{number}.{name}": value for name, value in found.items()}
+        members[-1] |= more
     content: dict[str, Any] = {
         "format": FORMAT,
         "bochner": bochner.__version__,
@@ -102,15 +113,11 @@ def save(path: str | Path, estimator: Any, *, table: dict[str, Any] | None = Non
         "rows": statistics.count,
         "feature_names": list(estimator.feature_names_in_) if hasattr(estimator, "feature_names_in_") else None,
         "table": table,
+        "members": members,
     }
     if isinstance(estimator, StationaryClassifier):
         content["classes"] = estimator.classes_.tolist()
         content["class_type"] = estimator.classes_.dtype.str
-    if isinstance(posterior, ClosedFormClassifier):
-        tensors |= {"mean": posterior.mean, "factor": posterior.factor}
-        content["draws"] = {"samples": posterior.samples, "seed": posterior.seed}
-    if isinstance(posterior, Laplace):
-        tensors |= {f"laplace.{i}.{j}": t for i, part in enumerate(posterior.state) for j, t in enumerate(part)}
     path = Path(path)
     # NumPy's numbers, which a grid search puts into parameters, are written as plain ones.
     text = json.dumps(content, allow_nan=False, default=lambda value: value.item())
@@ -123,6 +130,24 @@ def save(path: str | Path, estimator: Any, *, table: dict[str, Any] | None = Non
     digest = hashlib.sha256(data).hexdigest().encode()
     write_bytes(path, data.replace(b'"sha256":"' + UNSIGNED, b'"sha256":"' + digest, 1))
     return path
+
+
+def _sums_to_tensors(prefix: str, sums: Statistics) -> dict[str, Tensor]:
+    found = {"gram": sums.gram, "projection": sums.projection, "square": sums.square.reshape(1)}
+    return {prefix + name: value.clone() for name, value in found.items()}
+
+
+def _member_to_tensors(member: Member) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The numbers of a network and its posterior, and what else there is to know of the latter."""
+    posterior = member.posterior
+    tensors = {f"model.{name}": value for name, value in member.model.state_dict().items()}
+    if isinstance(posterior, ClosedForm):
+        return tensors | _sums_to_tensors("", posterior.statistics), {"amplitude": posterior.amplitude}
+    if isinstance(posterior, ClosedFormClassifier):
+        own = {"mean": posterior.mean, "factor": posterior.factor}
+        return tensors | own, {"draws": {"samples": posterior.samples, "seed": posterior.seed}}
+    own = {f"laplace.{i}.{j}": t for i, part in enumerate(posterior.state) for j, t in enumerate(part)}
+    return tensors | own, {}
 
 
 def _content(path: Path, data: bytes) -> dict[str, Any]:
@@ -196,36 +221,53 @@ def _restore(content: dict[str, Any], tensors: dict[str, Tensor], device: str) -
     for name, value in tensors.items():
         if not bool(torch.isfinite(value).all()):
             raise ValueError(f"{name} is not finite")
-    _restore_posterior(estimator, content, tensors, classes)
+    device = estimator._device()
+    held = {name: value.to(device) for name, value in tensors.items()}
+    estimator.members_ = []
+    for number, about in enumerate(content["members"]):
+        own = {name.partition(".")[2]: t for name, t in held.items() if name.partition(".")[0] == str(number)}
+        estimator.members_.append(_restore_member(estimator, about, own, classes, content["rows"]))
+    if not 0.999 < sum(member.weight for member in estimator.members_) < 1.001:
+        raise ValueError("the weights do not add up to 1")
+    estimator.model_ = estimator.members_[0].model
+    estimator.statistics_ = Statistics(held["gram"], held["projection"], held["square"][0], content["rows"])
+    width = estimator.model_.layer.out_features
+    if estimator.statistics_.gram.shape != (width, width):
+        raise ValueError("the width does not agree with the sums")
+    estimator._describe()
+    estimator._factorise()
     return estimator
 
 
-def _restore_posterior(estimator: Any, content: dict[str, Any], tensors: dict[str, Tensor], classes: int) -> None:
-    """The network and its posterior, from tensors whose shapes must agree with the parameters."""
+def _restore_member(
+    estimator: Any, about: dict[str, Any], tensors: dict[str, Tensor], classes: int, rows: int
+) -> Member:
+    """A network and its posterior, from tensors whose shapes must agree with the parameters."""
     state = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    units = int(estimator.width) // activations.resolve(estimator.activation).outputs
-    if len(state["layer.weight"]) != units or tensors["gram"].shape != (estimator.width, estimator.width):
+    trained = any(name.startswith("extractor.") for name in state)
+    width = int(estimator.width)
+    if trained and estimator.posterior == "closed_form":
+        width = min(width, TRAINED_WIDTH)
+    outputs = activations.resolve(estimator.activation).outputs
+    if len(state["layer.weight"]) != width // outputs:
         raise ValueError("the width does not agree with the weights")
     likelihood = Categorical() if classes > 1 else Gaussian()
-    start = torch.ones_like(state["layer.log_lengthscale"])
-    model = estimator._network(estimator.n_features_in_, classes, likelihood, 0, lengthscale=start)
+    options = {"kernel": estimator._kernels()[about["kernel"]], "width": width}
+    options["lengthscale"] = torch.ones_like(state["layer.log_lengthscale"])
+    model = estimator._network(estimator.n_features_in_, classes, likelihood, 0, trained=trained, **options)
     model.load_state_dict(state)
-    estimator.model_ = model.eval()
-    place = model.layer.weight.device
-    held = {name: value.to(place) for name, value in tensors.items() if not name.startswith("model.")}
-    statistics = Statistics(held["gram"], held["projection"], held["square"][0], content["rows"])
-    estimator.statistics_ = statistics
+    model.eval()
     if estimator.posterior == "laplace":
-        x = torch.zeros(2, estimator.n_features_in_, dtype=torch.float64, device=place)
-        y = torch.arange(2, device=place) if classes > 1 else x[:, :1]
+        x = torch.zeros(2, estimator.n_features_in_, dtype=torch.float64, device=model.layer.weight.device)
+        y = torch.arange(2, device=x.device) if classes > 1 else x[:, :1]
         posterior: Any = Laplace(model, x, y)
         posterior.state = [
-            tuple(held[f"laplace.{i}.{j}"] for j in range(len(part))) for i, part in enumerate(posterior.state)
+            tuple(tensors[f"laplace.{i}.{j}"] for j in range(len(part))) for i, part in enumerate(posterior.state)
         ]
     elif classes > 1:
-        options = {**content["draws"], "classes": classes}
-        posterior = ClosedFormClassifier.from_moments(model, held["mean"], held["factor"], **options)
+        options = {**about["draws"], "classes": classes}
+        posterior = ClosedFormClassifier.from_moments(model, tensors["mean"], tensors["factor"], **options)
     else:
-        posterior = ClosedForm.from_statistics(model, statistics, amplitude=estimator.amplitude_)
-    estimator._describe(posterior)
-    estimator._factorise(posterior.factor if isinstance(posterior, ClosedForm) else None)
+        sums = Statistics(tensors["gram"], tensors["projection"], tensors["square"][0], rows)
+        posterior = ClosedForm.from_statistics(model, sums, amplitude=about["amplitude"])
+    return Member(model, posterior, float(about["weight"]))

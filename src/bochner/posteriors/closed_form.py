@@ -110,17 +110,29 @@ def _noise(model: Model) -> Tensor:
 
 def fewer_rows(model: Model, x: Tensor) -> bool:
     """Whether the dual form is the cheaper one."""
-    return len(x) < model.layer.out_features
+    return len(x) <= model.layer.out_features
 
 
-def dual_log_marginal(model: Model, x: Tensor, y: Tensor, amplitude: Tensor) -> Tensor:
-    r"""The same as ``Statistics.log_marginal``, through the N×N matrix $\Phi\Lambda^{-1}\Phi^\top + s^2 I$: cheaper while N < K."""
-    phi = features(model, x).double() * prior_precision(model, amplitude).rsqrt()
-    noise = _noise(model).square() * torch.eye(len(x)).to(phi)
-    factor = cholesky(phi @ phi.mT + noise)
-    half = torch.linalg.solve_triangular(factor, y.to(phi), upper=False)
-    log_det = 2 * factor.diagonal().log().sum()
-    return -0.5 * (half.square().sum() + y.shape[-1] * (log_det + len(x) * math.log(2 * math.pi)))
+def dual_log_marginal(model: Model, x: Tensor, y: Tensor, amplitude: Tensor) -> tuple[float, Tensor]:
+    r"""The same as ``Statistics.log_marginal`` by the N×N matrix $C = \Phi\Lambda^{-1}\Phi^\top + s^2 I$: cheaper while N ≤ K.
+
+    Products over features are in the precision of these, all else in float64.
+
+    Returns:
+        The log marginal likelihood; and a function of the parameters with its gradient, which is that of
+        $\tfrac12\langle G, C\rangle$ for a fixed $G = C^{-1}yy^\top C^{-1} - c\,C^{-1}$ over c outputs.
+    """
+    phi = features(model, x)
+    phi = phi * prior_precision(model, amplitude).rsqrt().to(phi)
+    variance, target, outputs = _noise(model).square(), y.double(), y.shape[-1]
+    with torch.no_grad():
+        factor = cholesky((phi @ phi.mT).double() + variance * torch.eye(len(x)).to(target))
+        solved = torch.cholesky_solve(target, factor)
+        log_det = 2 * factor.diagonal().log().sum() + len(x) * math.log(2 * math.pi)
+        value = -0.5 * ((target * solved).sum() + outputs * log_det)
+        gradient = solved @ solved.mT - outputs * torch.cholesky_inverse(factor)
+        push = gradient.to(phi) @ phi
+    return value.item(), (push * phi).sum() + 0.5 * gradient.trace() * variance
 
 
 class ClosedForm:
@@ -235,10 +247,10 @@ def tune_marginal(
     for _ in range(steps):
         optimizer.zero_grad()
         if fewer_rows(model, x):
-            evidence = dual_log_marginal(model, x, y, log_amplitude.exp())
-            (-evidence).backward()
+            value, slope = dual_log_marginal(model, x, y, log_amplitude.exp())
+            (-slope).backward()
             optimizer.step()
-            history.append(evidence.item())
+            history.append(value)
             continue
         with torch.no_grad():
             statistics = Statistics.of(model, x, y, chunk)

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from sklearn.utils.validation import check_is_fitted
 
 from bochner import metrics
+from bochner.committee import describe
 from bochner.estimators import StationaryClassifier, StationaryRegressor
 from bochner.evaluation import class_metrics, regression_metrics
 from bochner.layers import StationaryLayer
@@ -309,7 +310,10 @@ def _prior_figure(estimator: Any) -> Figure:
 
 def _prior(estimator: Any, columns: list[str]) -> Section:
     layer, figure = estimator.model_.layer, _prior_figure(estimator)
-    text = (
+    text = ""
+    if len(estimator.members_) > 1:
+        text = f"The prediction is a mixture of networks: {describe(estimator.members_)}, weights in brackets. Here is the first. "
+    text += (
         f"Kernel {layer.spectrum}, activation {layer.activation.name}, width {layer.out_features:,}, prior standard deviation "
         f"of f: {_g(estimator.amplitude_)} (in standardised units). "
     )

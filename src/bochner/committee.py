@@ -1,0 +1,111 @@
+r"""Networks that predict together: how the output layer of a trained one is calibrated, and how much each one counts.
+
+A committee is a mixture of networks, $p(y \mid x) = \sum_m w_m\, p_m(y \mid x)$. Its weights make rows most probable that the
+networks have not learnt from. Far from the data every network goes its own way, and their disagreement is part of the variance:
+with the amplitude at its best value given the noise, $a^2 = \lVert \bar w \rVert^2 + \operatorname{tr} A^{-1}$, the squared mean
+and the variance of a network's output far away add up to $a^2$ on average, however many rows it has seen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bochner.models import Model
+from bochner.posteriors.closed_form import Statistics, features
+from bochner.predictive import GaussianPredictive, normal_log_density
+
+NOISES = tuple(2.0 ** (k / 4) for k in range(-28, 3))  # in standard deviations of the target
+LARGEST = 100.0  # amplitude, in the same
+FACTORS = tuple(0.5 + 0.025 * k for k in range(21))
+
+
+@dataclass
+class Member:
+    """A network of a committee.
+
+    Attributes:
+        model: The network.
+        posterior: Its posterior.
+        weight: Its share of the prediction.
+    """
+
+    model: Model
+    posterior: Any
+    weight: float
+
+
+def describe(members: Sequence[Member]) -> str:
+    """How many networks there are of each kind, and what they count for."""
+    kinds: dict[str, list[float]] = {}
+    for member in members:
+        kind = "wide" if isinstance(member.model.extractor, nn.Identity) else "with hidden layers"
+        kinds.setdefault(kind, []).append(member.weight)
+    return ", ".join(f"{len(own)} {kind} ({sum(own):.2f})" for kind, own in kinds.items())
+
+
+@torch.no_grad()
+def stacking_weights(log_densities: Tensor, *, steps: int = 500) -> Tensor:
+    """Weights of the mixture under which rows are most probable, by EM, under a Dirichlet prior of one row for each part.
+
+    Args:
+        log_densities: Log density of each row under each part, (parts, rows).
+        steps: Iterations.
+    """
+    parts, rows = log_densities.shape
+    weights = log_densities.new_full((parts,), 1 / parts)
+    for _ in range(steps):
+        shares = torch.softmax(log_densities + weights.log()[:, None], 0)
+        weights = (shares.sum(1) + 1) / (rows + parts)
+    return weights
+
+
+@torch.no_grad()
+def noise_scores(
+    model: Model, x: Tensor, y: Tensor, held_x: Tensor, held_y: Tensor, *, amplitude: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """How well the closed form of a trained regression network predicts held-out rows under each of ``NOISES``.
+
+    A trained network has seen its training rows: the evidence would put the noise too low. Given the noise, the amplitude is the
+    one of the largest evidence, unless it is given.
+
+    Returns:
+        The mean log density of the held-out rows, and the amplitude, for each noise.
+    """
+    sums = Statistics.of(model, x, y)
+    values, vectors = torch.linalg.eigh(sums.gram)
+    projection, phi = vectors.mT @ sums.projection, features(model, held_x).double() @ vectors
+    variance = torch.tensor(NOISES, dtype=torch.float64, device=phi.device).square()[:, None]  # a row for each noise
+    square = torch.full_like(variance, 1.0 if amplitude is None else amplitude**2)
+    fit, energy, width = values.clamp(min=0) / variance, projection.square().sum(1) / variance.square(), len(values)
+    for _ in range(0 if amplitude is not None else 50):
+        precision = fit + width / square
+        square = (energy / precision.square() / y.shape[1] + 1 / precision).sum(1, keepdim=True)
+        square = square.clamp(max=LARGEST**2)  # under far too little noise it grows without end
+    precision = fit + width / square
+    mean = torch.einsum("nk,sk,kc->snc", phi, 1 / (variance * precision), projection)
+    spread = (phi.square() @ (1 / precision).mT).mT + variance
+    scores = normal_log_density(held_y, mean, spread.sqrt()[:, :, None]).mean((1, 2))
+    return scores, square[:, 0].sqrt()
+
+
+def mixed(parts: Sequence[tuple[float, GaussianPredictive]]) -> GaussianPredictive:
+    """Mean and variance of a mixture of Gaussians, from its weights and parts."""
+    mean = torch.stack([weight * part.mean for weight, part in parts]).sum(0)
+    spread = torch.stack([weight * (part.variance + (part.mean - mean).square()) for weight, part in parts]).sum(0)
+    noise = torch.stack([weight * part.noise.square() for weight, part in parts]).sum(0).sqrt()
+    return GaussianPredictive(mean, spread, noise)
+
+
+def noise_factor(mixtures: Sequence[GaussianPredictive], targets: Sequence[Tensor]) -> float:
+    """What to multiply all noises by, so that mixtures are calibrated and not only their parts.
+
+    The largest factor up to 1 that the rows do not speak against, by two units of their log density.
+    """
+    scores = []
+    for factor in FACTORS:
+        scaled = (replace(part, noise=factor * part.noise) for part in mixtures)
+        scores.append(sum(float(p.log_prob(y).sum()) for p, y in zip(scaled, targets, strict=True)))
+    return max(factor for factor, score in zip(FACTORS, scores, strict=True) if score >= max(scores) - 2)
