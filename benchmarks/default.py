@@ -1,6 +1,7 @@
 """The estimators without arguments: the paper's ten folds, sets that were not looked at while choosing, and what a fit costs.
 
-    BOCHNER_DATA=folder python benchmarks/default.py folds [--sets boston ...] [--folds 0 1 ...] [--seeds 0 1 2] [--models ...]
+    BOCHNER_DATA=folder python benchmarks/default.py folds [--sets boston ...] [--folds 0 1 ...] [--seeds 0 1 2]
+    BOCHNER_DATA=folder python benchmarks/default.py folds --models wide one-length ...     # variants: what the parts are worth
     python benchmarks/default.py unseen
     python benchmarks/default.py cost [--rows 500 5000 50000 500000]
     BOCHNER_DATA=folder python benchmarks/default.py boston
@@ -10,13 +11,16 @@ Rows go to results/default (--out); a row that is there is not made again. Targe
 """
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -31,6 +35,7 @@ from sklearn.model_selection import KFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from bochner import estimator_base
 from bochner.datasets import folds, load
 from bochner.estimators import StationaryClassifier, StationaryRegressor
 from bochner.evaluation import class_metrics, regression_metrics
@@ -41,6 +46,16 @@ from bochner.spectra import RBF, Matern
 REGRESSION = ("boston", "concrete", "airfoil", "elevators")
 CLASSES = ("diabetes", "adult", "connect-4")
 KERNELS = {"matern32": Matern(1.5), "matern52": Matern(2.5), "rbf": RBF()}
+VARIANTS: dict[str, tuple[Row, Row]] = {  # parameters and constants that differ from the default
+    "bochner": ({}, {}),
+    "wide": ({"hidden": ()}, {}),
+    "wide-matern32": ({"hidden": (), "kernel": "matern32"}, {}),
+    "wide-tuned-at-500": ({"hidden": ()}, {"TUNING_WIDTH": 500}),
+    "wide-2000": ({"hidden": (), "width": 2000}, {"TUNING_WIDTH": 2000}),
+    "rbf": ({"kernel": "rbf"}, {}),
+    "one-length": ({}, {"LENGTHS": (1,)}),
+    "one-network": ({"networks": 1}, {}),
+}
 GP_STEPS = 100
 FAR, DIRECTIONS = 100.0, 200
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,18 +76,27 @@ def shares(estimator: Any) -> Row:
     return {"wide_weight": wide, "networks": len(estimator.members_)}
 
 
-def regressor(split: Split, seed: int) -> Row:
-    x, y, new, truth = split
-    model = StationaryRegressor(random_state=seed).fit(x, y)
+def fit(kind: Any, split: Split, seed: int, variant: str) -> Any:
+    """The default, or a variant of it."""
+    parameters, constants = VARIANTS[variant]
+    with contextlib.ExitStack() as changed:
+        for name, value in constants.items():
+            changed.enter_context(mock.patch.object(estimator_base, name, value))
+        return kind(random_state=seed, **parameters).fit(split[0], split[1])
+
+
+def regressor(split: Split, seed: int, variant: str = "bochner") -> Row:
+    x, _, new, truth = split
+    model = fit(StationaryRegressor, split, seed, variant)
     _, std = model.predict(far_rows(x), return_std=True)
     ratio = std / model.prior_std_
     far = {"far_mean": float(ratio.mean()), "far_low": float(np.quantile(ratio, 0.05))}
     return regression_metrics(truth, *model.predict(new, return_std=True)) | far | shares(model)
 
 
-def classifier(split: Split, seed: int) -> Row:
-    x, y, new, truth = split
-    model = StationaryClassifier(random_state=seed).fit(x, y)
+def classifier(split: Split, seed: int, variant: str = "bochner") -> Row:
+    x, _, new, truth = split
+    model = fit(StationaryClassifier, split, seed, variant)
     away = np.abs(model.predict_proba(far_rows(x)) - 1 / len(model.classes_)).max(1)
     far = {"far_mean": float(away.mean()), "far_high": float(np.quantile(away, 0.95))}
     return class_metrics(truth, model.predict_proba(new)) | far | shares(model)
@@ -113,13 +137,14 @@ def run_folds(options: argparse.Namespace) -> None:
     done = {key(row) for row in read_rows(path)}
     for name in options.sets:
         data = load(name)
-        models = {"bochner": regressor} | {f"gp-{kernel}": process(kernel) for kernel in KERNELS}
-        if data.y.dtype.kind != "f":
-            models = {"bochner": classifier}
+        own = classifier if data.y.dtype.kind != "f" else regressor
+        models = {variant: partial(own, variant=variant) for variant in VARIANTS}
+        if own is regressor:
+            models |= {f"gp-{kernel}": process(kernel) for kernel in KERNELS}
         wanted = [
             (model, fold, seed)
             for model in models
-            for seed in (options.seeds if model == "bochner" else [0])
+            for seed in ([0] if model.startswith("gp-") else options.seeds)
             for fold in options.folds
             if model in options.models and (name, model, fold, seed) not in done
         ]

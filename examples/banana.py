@@ -30,7 +30,9 @@ figure = Figure(figsize=(8, 3.6), layout="constrained")
 panels = figure.subplots(1, 2, sharey=True)
 print("mean probability of the chosen class, and share of alarms")
 for axes, activation in zip(panels, ("relu", "paired"), strict=True):
-    model = StationaryClassifier(activation=activation, width=400, random_state=0).fit(x, y)
+    model = StationaryClassifier(kernel="matern32", activation=activation, width=400, hidden=(), random_state=0).fit(
+        x, y
+    )
     for place, points in (("among", inside), ("far", outside)):
         sure = model.predict_proba(points).max(1).mean()
         alarms = (model.ood_score(points) > model.ood_threshold_).mean()

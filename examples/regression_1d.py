@@ -12,7 +12,7 @@ rng = np.random.default_rng(0)
 x = np.sort(np.concatenate([rng.uniform(-2, -0.5, 30), rng.uniform(0.5, 2, 30)]))
 y = np.sin(4 * x) + 0.1 * rng.standard_normal(60)
 
-model = StationaryRegressor(kernel="matern52", width=400, random_state=0).fit(x[:, None], y)
+model = StationaryRegressor(kernel="matern52", width=400, hidden=(), random_state=0).fit(x[:, None], y)
 print(f"lengthscale {model.lengthscale_[0]:.2f}, noise {model.noise_:.2f} (the data were made with 0.10)")
 
 for place, where in (("among the data", 1.0), ("in the gap", 0.0), ("far away", 8.0)):

@@ -1,6 +1,7 @@
 """Rows that arrive in batches: `partial_fit` keeps sums, not rows, and ends where one fit on all of them would.
 
-The first batch sets the scales, lengthscales, noise and amplitude; later ones move the posterior only.
+The first batch sets the scales, lengthscales, noise and amplitude; later ones move the posterior only. With several networks, as by
+default, the same is true of each.
 
 Run: python examples/streaming.py    (a few seconds)
 """
@@ -17,7 +18,7 @@ y = np.sin(2 * x[:, 0]) * x[:, 1] + 0.1 * rng.standard_normal(2000)
 new = rng.uniform(-2, 2, (500, 2))
 truth = np.sin(2 * new[:, 0]) * new[:, 1]
 
-model = StationaryRegressor(width=200, random_state=0)
+model = StationaryRegressor(kernel="matern32", width=200, hidden=(), random_state=0)  # one network
 for batch in range(0, 2000, 400):
     model.partial_fit(x[batch : batch + 400], y[batch : batch + 400])
     mean, std = model.predict(new, return_std=True)

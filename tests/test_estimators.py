@@ -228,8 +228,9 @@ def test_diverged_training_says_so(monkeypatch):
         ({"hidden": (0,)}, r"hidden parameter must be a tuple of positive widths, .* got \(0,\)"),
         ({"kernel": ()}, r"kernel parameter must name at least one kernel, got an empty sequence"),
         ({"kernel": ("rbf", "rbg")}, r"kernel parameter must be one of .* got 'rbg' instead. Did you mean 'rbf'"),
-        ({"networks": 0}, r"networks parameter must be an integer of at least 1, got 0"),
-        ({"networks": 2.0}, r"networks parameter must be an integer of at least 1, got 2.0"),
+        ({"networks": 0}, r"networks parameter must be an integer from 1 to 30, got 0"),
+        ({"networks": 31}, r"networks parameter must be an integer from 1 to 30, got 31"),
+        ({"networks": 2.0}, r"networks parameter must be an integer from 1 to 30, got 2.0"),
         ({"false_alarm": 1.0}, r"false_alarm parameter must lie between 0 and 1, got 1.0"),
         ({"device": "gpu"}, r"device parameter must be one of auto, cpu, cuda, got 'gpu'"),
     ],
@@ -312,6 +313,13 @@ def test_fast_waves_are_found():
     model = StationaryRegressor(width=200, random_state=0, hidden=()).fit(x, y)
     assert model.noise_ < 0.1
     assert model.score(x, y) > 0.99
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "matern52"])
+def test_data_without_noise_are_fitted(kernel):
+    x, _ = line(100)
+    model = StationaryRegressor(kernel=kernel, width=200, hidden=(), random_state=0).fit(x, x[:, 0] + np.sin(x[:, 1]))
+    assert model.score(x, x[:, 0] + np.sin(x[:, 1])) > 0.9999
 
 
 def test_a_value_of_any_size_is_flagged(fitted):

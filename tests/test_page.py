@@ -273,7 +273,9 @@ def test_many_columns_are_cut_and_a_constant_one_is_not_sliced():
 
 def test_under_hidden_layers_the_first_column_is_sliced_and_none_has_a_lengthscale():
     X, y = _rows(40)
-    estimator = StationaryRegressor(width=20, hidden=(6, 4), random_state=0, device="cpu").fit(X, y)
+    estimator = StationaryRegressor(width=20, hidden=(6, 4), posterior="laplace", random_state=0, device="cpu").fit(
+        X, y
+    )
     sections = {s.title: s for s in model_sections(estimator, (X, y), (X, y), columns=["a", "b", "c"], target="y")}
     assert sections["Prior"].table is None
     assert "hidden layers (6, 4)" in sections["Prior"].text

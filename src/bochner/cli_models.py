@@ -102,11 +102,11 @@ def fit(
     ] = "matern32,matern52,rbf",
     activation: Annotated[str, typer.Option(help="'paired', 'sin', 'sincos', 'triangle', 'periodic_relu'.")] = "paired",
     posterior: Annotated[str, typer.Option(help="'closed_form' or 'laplace'.")] = "closed_form",
-    width: Annotated[int, typer.Option(help="Units of the model layer.")] = 1000,
+    width: Annotated[int, typer.Option(help="Units of the model layer; 500 at most behind hidden layers.")] = 1000,
     hidden: Annotated[
         str, typer.Option(help="Widths of the hidden layers of trained networks; '' for none of these.")
     ] = "200,200,25",
-    networks: Annotated[int, typer.Option(help="Trained networks for each length of training.")] = 6,
+    networks: Annotated[int, typer.Option(help="Trained networks for each of three lengths of training.")] = 6,
     false_alarm: Annotated[float, typer.Option(help="Share of ordinary rows that may be flagged.")] = 0.05,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report there.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of every draw.", min=0, max=2**31 - 1)] = 0,
@@ -315,9 +315,9 @@ def info(model: ModelFile, as_json: Json = False) -> None:
         saved = load(model, device="cpu")
     found: dict[str, Any] = dict(saved.about)
     estimator = saved.estimator
-    names = ("activation", "posterior", "width", "hidden", "false_alarm")
+    names = ("activation", "posterior", "width", "hidden", "networks", "false_alarm")
     found |= {"kernel": ", ".join(map(str, estimator._kernels()))} | {name: getattr(estimator, name) for name in names}
-    found["networks"] = describe(estimator.members_)
+    found["members"] = describe(estimator.members_)
     if saved.table is not None:
         found["target"] = saved.table["target"]
         found["columns"] = ", ".join(f"{c['name']} ({c['kind']})" for c in saved.table["columns"])

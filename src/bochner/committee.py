@@ -18,8 +18,11 @@ from bochner.posteriors.closed_form import Statistics, features
 from bochner.predictive import GaussianPredictive, normal_log_density
 
 NOISES = tuple(2.0 ** (k / 4) for k in range(-28, 3))  # in standard deviations of the target
-LARGEST = 100.0  # amplitude, in the same
+AMPLITUDES = tuple(2.0 ** (k / 8) for k in range(-32, 49))  # in the same
 FACTORS = tuple(0.5 + 0.025 * k for k in range(21))
+
+
+Parts = Sequence[tuple[float, GaussianPredictive]]  # weights and predictions of a mixture
 
 
 @dataclass
@@ -78,20 +81,20 @@ def noise_scores(
     values, vectors = torch.linalg.eigh(sums.gram)
     projection, phi = vectors.mT @ sums.projection, features(model, held_x).double() @ vectors
     variance = torch.tensor(NOISES, dtype=torch.float64, device=phi.device).square()[:, None]  # a row for each noise
-    square = torch.full_like(variance, 1.0 if amplitude is None else amplitude**2)
-    fit, energy, width = values.clamp(min=0) / variance, projection.square().sum(1) / variance.square(), len(values)
-    for _ in range(0 if amplitude is not None else 50):
-        precision = fit + width / square
-        square = (energy / precision.square() / y.shape[1] + 1 / precision).sum(1, keepdim=True)
-        square = square.clamp(max=LARGEST**2)  # under far too little noise it grows without end
-    precision = fit + width / square
+    choices = torch.tensor(AMPLITUDES if amplitude is None else (amplitude,), dtype=torch.float64, device=phi.device)
+    prior = (len(values) / choices.square())[:, None, None]  # along a dimension of its own
+    precision = values.clamp(min=0) / variance + prior
+    explained = (projection.square().sum(1) / variance.square() / precision).sum(-1)
+    evidence = explained - y.shape[1] * (precision / prior).log().sum(-1)  # twice, up to what amplitudes share
+    best = evidence.argmax(0)
+    precision = precision[best, torch.arange(len(NOISES))]
     mean = torch.einsum("nk,sk,kc->snc", phi, 1 / (variance * precision), projection)
     spread = (phi.square() @ (1 / precision).mT).mT + variance
     scores = normal_log_density(held_y, mean, spread.sqrt()[:, :, None]).mean((1, 2))
-    return scores, square[:, 0].sqrt()
+    return scores, choices[best]
 
 
-def mixed(parts: Sequence[tuple[float, GaussianPredictive]]) -> GaussianPredictive:
+def mixed(parts: Parts) -> GaussianPredictive:
     """Mean and variance of a mixture of Gaussians, from its weights and parts."""
     mean = torch.stack([weight * part.mean for weight, part in parts]).sum(0)
     spread = torch.stack([weight * (part.variance + (part.mean - mean).square()) for weight, part in parts]).sum(0)
@@ -99,13 +102,22 @@ def mixed(parts: Sequence[tuple[float, GaussianPredictive]]) -> GaussianPredicti
     return GaussianPredictive(mean, spread, noise)
 
 
-def noise_factor(mixtures: Sequence[GaussianPredictive], targets: Sequence[Tensor]) -> float:
-    """What to multiply all noises by, so that mixtures are calibrated and not only their parts.
+def noise_factor(mixtures: Sequence[Parts], targets: Sequence[Tensor]) -> float:
+    """What to multiply the noises of all networks by, so that their mixtures are calibrated and not only they.
 
-    The largest factor up to 1 that the rows do not speak against, by two units of their log density.
+    With many rows the variance of a closed form goes as the square of its noise, and is scaled with it here. The answer is the
+    largest factor up to 1 that the rows do not speak against, by two units of their log density.
     """
-    scores = []
-    for factor in FACTORS:
-        scaled = (replace(part, noise=factor * part.noise) for part in mixtures)
-        scores.append(sum(float(p.log_prob(y).sum()) for p, y in zip(scaled, targets, strict=True)))
-    return max(factor for factor, score in zip(FACTORS, scores, strict=True) if score >= max(scores) - 2)
+
+    def score(factor: float) -> float:
+        total = 0.0
+        for parts, y in zip(mixtures, targets, strict=True):
+            scaled = [
+                (weight, replace(part, variance=factor**2 * part.variance, noise=factor * part.noise))
+                for weight, part in parts
+            ]
+            total += float(mixed(scaled).log_prob(y).sum())
+        return total
+
+    scores = [score(factor) for factor in FACTORS]
+    return max(factor for factor, own in zip(FACTORS, scores, strict=True) if own >= max(scores) - 2)

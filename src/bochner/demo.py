@@ -49,7 +49,7 @@ def arc_data(seed: int) -> tuple[np.ndarray, np.ndarray]:
 def run(seed: int) -> Demo:
     """Fits both networks to both sets."""
     x, y = curve_data(seed)
-    options: Any = {"width": 500, "random_state": seed}
+    options: Any = {"kernel": "matern32", "width": 500, "random_state": seed}
     lines = {name: StationaryRegressor(activation=a, **options).fit(x, y) for name, a in ACTIVATIONS.items()}
     points, labels = arc_data(seed)
     areas = {name: StationaryClassifier(activation=a, **options).fit(points, labels) for name, a in ACTIVATIONS.items()}

@@ -40,7 +40,8 @@ TRAINED_WIDTH = 500
 TRIAL_ROWS = 10_000  # the output layers that held-out rows judge learn from so many
 BLOCK = 200  # rows of a block that judges, at most
 HELD_OUT = 2000  # rows that choose an amplitude or a single network's noise, at most
-LEAST = 0.01  # a network that counts for less is left out
+LEAST = 0.05  # a group of networks that counts for less is left out
+MOST = 30  # networks: more leave too few rows for each to be judged by
 DRAWS = 256
 FOLDS = 3
 AMPLITUDES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -123,8 +124,10 @@ class Stationary(BaseEstimator):
             raise ValueError(
                 f"The hidden parameter must be a tuple of positive widths, such as (100, 25), got {self.hidden!r} instead."
             )
-        if not isinstance(self.networks, Integral) or self.networks < 1:
-            raise ValueError(f"The networks parameter must be an integer of at least 1, got {self.networks!r} instead.")
+        if not isinstance(self.networks, Integral) or not 1 <= self.networks <= MOST:
+            raise ValueError(
+                f"The networks parameter must be an integer from 1 to {MOST}, got {self.networks!r} instead."
+            )
         if not isinstance(self.false_alarm, Real) or not 0 < self.false_alarm < 1:
             raise ValueError(f"The false_alarm parameter must lie between 0 and 1, got {self.false_alarm!r} instead.")
         if self.device not in ("auto", "cpu", "cuda"):
@@ -235,7 +238,10 @@ class Stationary(BaseEstimator):
         self._say(f"training {len(models)} networks for {recipe.epochs} epochs of {num} rows")
         given: Any = {"seed": [s % 2**31 for s in seeds], "rows": rows, "progress": bool(self.verbose)}
         fit = fit_map(models, x.float(), y.float() if y.is_floating_point() else y, recipe, **given)
-        return [] if bool(fit.diverged.any()) else [model.double().eval() for model in models]
+        if bool(fit.diverged.any()):
+            self._say(f"{int(fit.diverged.sum())} of them diverged, and they are left out together")
+            return []
+        return [model.double().eval() for model in models]
 
     def _single(self, x: Tensor, y: Tensor, outputs: int, likelihood: Likelihood, seed: int) -> Model:
         """One trained network."""
@@ -253,7 +259,8 @@ class Stationary(BaseEstimator):
         if self.hidden and len(x) >= TRAINED_FROM:
             # Network j has not seen blocks j - 1 and j, so two networks judge each block.
             number = int(self.networks)
-            blocks = list(order[: number * min(len(x) // max(20, 2 * number), BLOCK)].chunk(number))
+            size = min((len(x) - outputs) // max(20, 2 * number), BLOCK)
+            blocks = list(order[: number * size].split(size))
             unseen = [torch.cat([blocks[i] for i in {j, (j - 1) % number}]) for j in range(number)]
             rows = torch.stack([order[~torch.isin(order, own)] for own in unseen])
             for length, share in enumerate(LENGTHS, 1):
@@ -266,10 +273,13 @@ class Stationary(BaseEstimator):
             judged = [self._judged_wide(fair, x, y, order, blocks)]
             judged += [self._judged_deep(group, x, y, rows, blocks) for group in groups[1:]]
             weights = self._weights(judged, [y[block] for block in blocks], groups)
+        found = list(zip(groups, weights, strict=True))
         self._say("weights: " + ", ".join(f"{float(w):.2f}" for w in weights))
-        shares = [(part, float(w) / len(group)) for group, w in zip(groups, weights, strict=True) for part in group]
         # The first network gives the score for rows unlike the data, so it stays.
-        shares = [own for number, own in enumerate(shares) if number == 0 or own[1] >= LEAST]
+        kept = [
+            (group if w >= LEAST else group[: int(group is groups[0])], float(w) / len(group)) for group, w in found
+        ]
+        shares = [(part, share) for group, share in kept for part in group]
         total = sum(share for _, share in shares)
         self._say(f"integrating the output layers of {len(shares)} networks out over {len(x)} rows")
         self.members_ = [Member(part[0], self._head(*part, x, y), share / total) for part, share in shares]

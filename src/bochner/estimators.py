@@ -5,8 +5,8 @@ Inputs and targets are standardised inside, and everything that comes out is in 
 - A wide network without hidden layers for each kernel. The lengthscale of every column, the noise and the amplitude maximise the
   marginal likelihood of up to a thousand rows under one draw of the units; another, wider draw then predicts, so that no unit is
   fitted to the data.
-- From 300 rows on, networks with hidden layers, trained for three lengths of time. Each sees all rows but a tenth (400 at most),
-  and no two the same. The rows that it has not seen choose its noise, for classes its amplitude.
+- From 300 rows on, networks with hidden layers, trained for three lengths of time. Each sees all rows but a tenth (400 at most).
+  The rows that they have not seen choose the noise of those trained for the same time, for classes their amplitude.
 
 The same rows choose the weights, those of the mixture under which they are most probable, and a factor on all noises, so that
 the mixture is calibrated and not only its parts. The output layers of all networks that count are then integrated out over all
@@ -73,10 +73,11 @@ class StationaryRegressor(RegressorMixin, Stationary):
     Args:
         kernel: The prior's kernel, or several of them: "matern32", "matern52", "rbf", "exponential" or a Spectrum.
         activation: "paired" (a sine and a cosine for each frequency), "sin", "sincos", "triangle", "periodic_relu".
-        posterior: "closed_form", exact given the features; or "laplace", KFAC over all layers of a single trained network.
+        posterior: "closed_form", exact given the features; or "laplace", KFAC over all layers of one trained network, with the
+            first kernel.
         width: Units of the model layer; of those with hidden layers 500 at most.
-        hidden: Widths of the hidden layers of trained networks; () for none of these.
-        networks: How many are trained for each length of training.
+        hidden: Widths of the hidden layers of trained networks, which join from 300 rows on; () for none of these.
+        networks: How many are trained for each of three lengths of time.
         false_alarm: Share of rows like the training data whose ``ood_score`` may exceed ``ood_threshold_``.
         device: "auto" (a GPU where there is one), "cpu" or "cuda".
         random_state: Seed of every draw.
@@ -86,7 +87,8 @@ class StationaryRegressor(RegressorMixin, Stationary):
         members_: The networks, in standardised units, with their posteriors and weights; the first is that of the first kernel.
         model_: The first network.
         lengthscale_: Its lengthscale of every column, in the column's units.
-        log_marginal_likelihood_: Evidence of the training data under it; with the closed form.
+        log_marginal_likelihood_: Evidence of the training data under it, at its final noise; with the closed form.
+        amplitude_: Its prior standard deviation of f, in standard deviations of the target.
         noise_: Standard deviation of the noise, in units of the target.
         prior_std_: Standard deviation of the target under the prior, noise included: that of predictions far from the data.
         ood_threshold_: Score beyond which a row is unlike the training data.
@@ -157,7 +159,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
     def _weights(self, judged: list[Judged], targets: list[Tensor], groups: list[Group]) -> Tensor:
         weights = super()._weights(judged, targets, groups)
         mixtures = [
-            mixed([(float(w) / len(p), part) for w, p in zip(weights, parts, strict=True) for part in p])
+            [(float(w) / len(p), part) for w, p in zip(weights, parts, strict=True) for part in p]
             for parts in zip(*judged, strict=True)
         ]
         factor = noise_factor(mixtures, targets)
@@ -214,7 +216,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
         return (mean, std) if return_std else mean
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
-        """Lower and upper ends, (n, 2), of the central interval that holds y with probability ``coverage``."""
+        """Lower and upper ends, (n, 2), of the interval that holds ``coverage`` of a Gaussian of the same mean and spread."""
         return np.stack(central_interval(*self._moments(X), coverage), axis=1)
 
     @available_if(_streams)
@@ -244,10 +246,11 @@ class StationaryClassifier(ClassifierMixin, Stationary):
     Args:
         kernel: The prior's kernel, or several of them: "matern32", "matern52", "rbf", "exponential" or a Spectrum.
         activation: "paired" (a sine and a cosine for each frequency), "sin", "sincos", "triangle", "periodic_relu".
-        posterior: "closed_form", Laplace's of the output layer; or "laplace", KFAC over all layers of a single trained network.
+        posterior: "closed_form", Laplace's of the output layer; or "laplace", KFAC over all layers of one trained network, with
+            the first kernel.
         width: Units of the model layer; of those with hidden layers 500 at most.
-        hidden: Widths of the hidden layers of trained networks; () for none of these.
-        networks: How many are trained for each length of training.
+        hidden: Widths of the hidden layers of trained networks, which join from 300 rows on; () for none of these.
+        networks: How many are trained for each of three lengths of time.
         false_alarm: Share of rows like the training data whose ``ood_score`` may exceed ``ood_threshold_``.
         device: "auto" (a GPU where there is one), "cpu" or "cuda".
         random_state: Seed of every draw.
@@ -301,7 +304,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             trial = self._network(x.shape[1], outputs, Categorical(), tuning, width=narrow, **options)
             seed = drawing + number
             model = self._network(x.shape[1], outputs, Categorical(), seed, width=self.width, **options)
-            found.append((model, self._best_amplitude(trial, x, y, splits)))
+            found.append((model, self._best_amplitude(x, y, [(trial, *split) for split in splits])))
         return found
 
     def _deep(
@@ -311,7 +314,8 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         models = self._trained(x, y, rows, outputs, Categorical(), seeds, **options)
         if not models:
             return []
-        amplitude = self._best_amplitude(models[0], x, y, [(rows[0, -TRIAL_ROWS:], unseen[0])])
+        trials = [(models[j], rows[j, -TRIAL_ROWS:], unseen[j]) for j in range(0, len(models), 2)]
+        amplitude = self._best_amplitude(x, y, trials)
         return [(model, amplitude) for model in models]
 
     def _head(self, model: Model, amplitude: float, x: Tensor, y: Tensor) -> ClosedFormClassifier:
@@ -323,19 +327,19 @@ class StationaryClassifier(ClassifierMixin, Stationary):
 
         The last rows of the order, one of each class, are always learnt from.
         """
-        always, rest = order[-classes:], order[:-classes][: 2 * HELD_OUT]
+        always, rest = order[-classes:], order[:-classes].flip(0)[: 2 * HELD_OUT]  # blocks come last
         folds = [fold for fold in rest.chunk(FOLDS) if len(fold)]
         pairs = [(torch.cat([always, rest[~torch.isin(rest, fold)]]), fold) for fold in folds]
         return (pairs if len(rest) < 1000 else pairs[:1]) or [(order, order)]
 
-    def _best_amplitude(self, model: Model, x: Tensor, y: Tensor, splits: list[tuple[Tensor, Tensor]]) -> float:
-        """Prior standard deviation of the outputs under which held-out rows are most probable."""
-        self._say(f"choosing the amplitude on {sum(len(held) for _, held in splits)} rows")
+    def _best_amplitude(self, x: Tensor, y: Tensor, trials: list[tuple[Model, Tensor, Tensor]]) -> float:
+        """Prior standard deviation of the outputs of networks under which rows that they do not learn from are most probable."""
+        self._say(f"choosing the amplitude on {sum(len(held) for *_, held in trials)} rows")
 
         def score(amplitude: float) -> float:
             options: Any = {"amplitude": amplitude, "samples": 64, "steps": 15, "full_limit": 1000}
             total = 0.0
-            for learn, held in splits:
+            for model, learn, held in trials:
                 generator = torch.Generator().manual_seed(0)
                 posterior = ClosedFormClassifier(model, x[learn], y[learn], generator=generator, **options)
                 total += float(posterior.predict(x[held]).log_prob(y[held]).sum())

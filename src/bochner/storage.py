@@ -21,12 +21,13 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 import bochner
-from bochner import activations, spectra
+from bochner import activations
 from bochner.committee import Member
 from bochner.estimator_base import TRAINED_WIDTH
 from bochner.estimators import StationaryClassifier, StationaryRegressor
 from bochner.files import write_bytes
 from bochner.likelihoods import Categorical, Gaussian
+from bochner.models import Model
 from bochner.posteriors.closed_form import ClosedForm, Statistics
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
 from bochner.posteriors.laplace import Laplace
@@ -95,11 +96,12 @@ def save(path: str | Path, estimator: Any, *, table: dict[str, Any] | None = Non
         "random_state": int(estimator.random_state) if isinstance(estimator.random_state, Integral) else None,
     }
     statistics = estimator.statistics_
-    tensors = _sums_to_tensors("", statistics)
+    streams = isinstance(estimator.members_[0].posterior, ClosedForm)  # then its sums are those of its first network
+    tensors = {} if streams else _sums_to_tensors(statistics)
     tensors |= {"x_mean": torch.from_numpy(estimator.x_mean_), "x_scale": torch.from_numpy(estimator.x_scale_)}
-    kernels, members = [spectra.resolve(kernel) for kernel in estimator._kernels()], []
+    members = []
     for number, member in enumerate(estimator.members_):
-        members.append({"weight": member.weight, "kernel": kernels.index(member.model.layer.spectrum)})
+        members.append({"weight": member.weight, "kernel": _kernel_to_json(member.model.layer.spectrum)})
         found, more = _member_to_tensors(member)
         tensors |= {f"{number}.{name}": value for name, value in found.items()}
         members[-1] |= more
@@ -132,9 +134,8 @@ def save(path: str | Path, estimator: Any, *, table: dict[str, Any] | None = Non
     return path
 
 
-def _sums_to_tensors(prefix: str, sums: Statistics) -> dict[str, Tensor]:
-    found = {"gram": sums.gram, "projection": sums.projection, "square": sums.square.reshape(1)}
-    return {prefix + name: value.clone() for name, value in found.items()}
+def _sums_to_tensors(sums: Statistics) -> dict[str, Tensor]:
+    return {"gram": sums.gram, "projection": sums.projection, "square": sums.square.reshape(1)}
 
 
 def _member_to_tensors(member: Member) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -142,7 +143,7 @@ def _member_to_tensors(member: Member) -> tuple[dict[str, Tensor], dict[str, Any
     posterior = member.posterior
     tensors = {f"model.{name}": value for name, value in member.model.state_dict().items()}
     if isinstance(posterior, ClosedForm):
-        return tensors | _sums_to_tensors("", posterior.statistics), {"amplitude": posterior.amplitude}
+        return tensors | _sums_to_tensors(posterior.statistics), {"amplitude": posterior.amplitude}
     if isinstance(posterior, ClosedFormClassifier):
         own = {"mean": posterior.mean, "factor": posterior.factor}
         return tensors | own, {"draws": {"samples": posterior.samples, "seed": posterior.seed}}
@@ -227,16 +228,22 @@ def _restore(content: dict[str, Any], tensors: dict[str, Tensor], device: str) -
     for number, about in enumerate(content["members"]):
         own = {name.partition(".")[2]: t for name, t in held.items() if name.partition(".")[0] == str(number)}
         estimator.members_.append(_restore_member(estimator, about, own, classes, content["rows"]))
-    if not 0.999 < sum(member.weight for member in estimator.members_) < 1.001:
-        raise ValueError("the weights do not add up to 1")
+    weights = [member.weight for member in estimator.members_]
+    if not 0.999 < sum(weights) < 1.001 or min(weights) <= 0:
+        raise ValueError("the weights are not positive, or do not add up to 1")
     estimator.model_ = estimator.members_[0].model
-    estimator.statistics_ = Statistics(held["gram"], held["projection"], held["square"][0], content["rows"])
-    width = estimator.model_.layer.out_features
-    if estimator.statistics_.gram.shape != (width, width):
-        raise ValueError("the width does not agree with the sums")
+    if not isinstance(estimator.members_[0].posterior, ClosedForm):
+        estimator.statistics_ = _sums(estimator.model_, held, content["rows"])
     estimator._describe()
     estimator._factorise()
     return estimator
+
+
+def _sums(model: Model, tensors: dict[str, Tensor], rows: int) -> Statistics:
+    width = model.layer.out_features
+    if tensors["gram"].shape != (width, width) or len(tensors["projection"]) != width:
+        raise ValueError("the width does not agree with the sums")
+    return Statistics(tensors["gram"], tensors["projection"], tensors["square"][0], rows)
 
 
 def _restore_member(
@@ -252,7 +259,7 @@ def _restore_member(
     if len(state["layer.weight"]) != width // outputs:
         raise ValueError("the width does not agree with the weights")
     likelihood = Categorical() if classes > 1 else Gaussian()
-    options = {"kernel": estimator._kernels()[about["kernel"]], "width": width}
+    options = {"kernel": _kernel_from_json(about["kernel"]), "width": width}
     options["lengthscale"] = torch.ones_like(state["layer.log_lengthscale"])
     model = estimator._network(estimator.n_features_in_, classes, likelihood, 0, trained=trained, **options)
     model.load_state_dict(state)
@@ -268,6 +275,5 @@ def _restore_member(
         options = {**about["draws"], "classes": classes}
         posterior = ClosedFormClassifier.from_moments(model, tensors["mean"], tensors["factor"], **options)
     else:
-        sums = Statistics(tensors["gram"], tensors["projection"], tensors["square"][0], rows)
-        posterior = ClosedForm.from_statistics(model, sums, amplitude=about["amplitude"])
+        posterior = ClosedForm.from_statistics(model, _sums(model, tensors, rows), amplitude=about["amplitude"])
     return Member(model, posterior, float(about["weight"]))

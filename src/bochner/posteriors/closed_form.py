@@ -116,7 +116,7 @@ def fewer_rows(model: Model, x: Tensor) -> bool:
 def dual_log_marginal(model: Model, x: Tensor, y: Tensor, amplitude: Tensor) -> tuple[float, Tensor]:
     r"""The same as ``Statistics.log_marginal`` by the N×N matrix $C = \Phi\Lambda^{-1}\Phi^\top + s^2 I$: cheaper while N ≤ K.
 
-    Products over features are in the precision of these, all else in float64.
+    The product with the gradient is in the precision of the features, all else in float64.
 
     Returns:
         The log marginal likelihood; and a function of the parameters with its gradient, which is that of
@@ -126,7 +126,8 @@ def dual_log_marginal(model: Model, x: Tensor, y: Tensor, amplitude: Tensor) -> 
     phi = phi * prior_precision(model, amplitude).rsqrt().to(phi)
     variance, target, outputs = _noise(model).square(), y.double(), y.shape[-1]
     with torch.no_grad():
-        factor = cholesky((phi @ phi.mT).double() + variance * torch.eye(len(x)).to(target))
+        exact = phi.double()
+        factor = cholesky(exact @ exact.mT + variance * torch.eye(len(x)).to(target))
         solved = torch.cholesky_solve(target, factor)
         log_det = 2 * factor.diagonal().log().sum() + len(x) * math.log(2 * math.pi)
         value = -0.5 * ((target * solved).sum() + outputs * log_det)

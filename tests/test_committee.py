@@ -1,0 +1,316 @@
+"""Committees: weights, calibration and moments against formulas and optimisers of others, and the whole of it on data."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.special import softmax
+from torch import nn
+
+from bochner import Gaussian, Model, StationaryLayer, estimator_base
+from bochner.committee import (
+    AMPLITUDES,
+    FACTORS,
+    NOISES,
+    Member,
+    describe,
+    mixed,
+    noise_factor,
+    noise_scores,
+    stacking_weights,
+)
+from bochner.estimators import StationaryClassifier, StationaryRegressor
+from bochner.networks import mlp
+from bochner.posteriors.closed_form import ClosedForm
+from bochner.predictive import GaussianPredictive
+
+
+def network(width=12, extractor=None):
+    generator = torch.Generator().manual_seed(0)
+    layer = StationaryLayer(2, width, kernel="rbf", activation="paired", generator=generator, dtype=torch.float64)
+    return Model(layer, 1, Gaussian(0.3), extractor=extractor, generator=generator)
+
+
+def rows(num, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, (num, 2))
+    return x, np.sin(2 * x[:, 0]) * x[:, 1] + 0.1 * rng.normal(size=num)
+
+
+def tensors(num, seed=0):
+    x, y = rows(num, seed)
+    return torch.from_numpy(x), torch.from_numpy(y)[:, None]
+
+
+# ---------------------------------------------------------------------- weights
+
+
+def test_weights_are_those_of_the_largest_posterior():
+    densities = torch.from_numpy(np.random.default_rng(0).normal(0, 2, (3, 40)))
+
+    def loss(free):
+        weights = softmax([0, *free])
+        mixture = np.log((weights[:, None] * np.exp(densities.numpy())).sum(0))
+        return -mixture.sum() - np.log(weights).sum()
+
+    best = softmax([0, *minimize(loss, [0, 0], tol=1e-12).x])
+    np.testing.assert_allclose(stacking_weights(densities).numpy(), best, rtol=1e-4)
+
+
+def test_a_part_that_is_always_better_takes_all_but_one_row_each():
+    densities = torch.tensor([[0.0] * 98, [-50.0] * 98], dtype=torch.float64)
+    torch.testing.assert_close(stacking_weights(densities), torch.tensor([0.99, 0.01], dtype=torch.float64))
+
+
+# ---------------------------------------------------------------------- noise and amplitude
+
+
+def test_noise_is_judged_by_the_closed_form_under_each():
+    model, (x, y), (new, truth) = network(), tensors(60), tensors(30, seed=1)
+    scores, amplitudes = noise_scores(model, x, y, new, truth)
+    for index in (8, 20, 30):
+        model.likelihood.log_noise.data.fill_(np.log(NOISES[index]))
+        posterior = ClosedForm(model, x, y, amplitude=float(amplitudes[index]))
+        assert float(posterior.predict(new).log_prob(truth).mean()) == pytest.approx(float(scores[index]), rel=1e-6)
+    fixed, ones = noise_scores(model, x, y, new, truth, amplitude=1.0)
+    assert float(ClosedForm(model, x, y).predict(new).log_prob(truth).mean()) == pytest.approx(
+        float(fixed[30]), rel=1e-8
+    )
+    assert (ones == 1).all()
+
+
+def test_the_amplitude_is_the_one_of_the_largest_evidence():
+    model, (x, y) = network(), tensors(60)
+    _, amplitudes = noise_scores(model, x, y, x, y)
+    model.likelihood.log_noise.data.fill_(np.log(NOISES[20]))
+
+    def evidence(factor):
+        return ClosedForm(model, x, y, amplitude=factor * float(amplitudes[20])).log_marginal_likelihood
+
+    step = AMPLITUDES[1] / AMPLITUDES[0]
+    assert evidence(1.0) > max(evidence(step), evidence(1 / step))
+
+
+def test_the_second_moment_far_away_is_the_prior_variance():
+    """At that amplitude, for features of random phases: E(φ·w)² = a², in mean and variance together."""
+    model, (x, y) = network(width=40), tensors(400)
+    _, amplitudes = noise_scores(model, x, y, x, y)
+    best = next(
+        i for i, a in enumerate(amplitudes.tolist()) if a < 10
+    )  # of the smallest noise under which it does not explode
+    model.likelihood.log_noise.data.fill_(np.log(NOISES[best]))
+    posterior = ClosedForm(model, x, y, amplitude=float(amplitudes[best]))
+    far = 1e4 * torch.randn(20_000, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = posterior.predict(far)
+    moment = float((found.mean.square() + found.variance).mean())
+    assert moment == pytest.approx(float(amplitudes[best]) ** 2, rel=0.1)  # amplitudes are nine hundredths apart
+    assert float(found.variance.mean()) < 0.7 * moment  # the variance alone is less
+
+
+def test_hopeless_noise_stays_finite():
+    model, (x, y) = network(width=50), tensors(50)
+    scores, amplitudes = noise_scores(model, x, y, x[:5], y[:5] + 100)
+    assert torch.isfinite(scores).all()
+    assert float(amplitudes.max()) <= max(AMPLITUDES)
+
+
+# ---------------------------------------------------------------------- mixtures
+
+
+def parts():
+    generator = torch.Generator().manual_seed(0)
+    draw = torch.rand(3, 2, 4, 1, generator=generator, dtype=torch.float64)
+    noises = (0.1, 0.4, 0.2)
+    return [
+        GaussianPredictive(m, v, torch.tensor(s, dtype=torch.float64)) for (m, v), s in zip(draw, noises, strict=True)
+    ]
+
+
+def test_moments_are_those_of_draws_from_the_mixture():
+    weights, found = (0.5, 0.3, 0.2), parts()
+    mixture = mixed(list(zip(weights, found, strict=True)))
+    rng = np.random.default_rng(0)
+    chosen = rng.choice(3, size=400_000, p=weights)
+    mean, std = (np.stack([getattr(p, name)[:, 0].numpy() for p in found])[chosen] for name in ("mean", "std"))
+    drawn = rng.normal(mean, std)
+    np.testing.assert_allclose(mixture.mean[:, 0].numpy(), drawn.mean(0), atol=0.006)
+    np.testing.assert_allclose(mixture.std[:, 0].numpy(), drawn.std(0), rtol=0.006)
+
+
+def test_a_mixture_of_one_is_itself():
+    part = parts()[0]
+    found = mixed([(1.0, part)])
+    assert (found.mean == part.mean).all()
+    assert (found.variance == part.variance).all()
+
+
+def test_the_factor_finds_the_noise_and_is_careful():
+    generator = torch.Generator().manual_seed(0)
+    zeros = torch.zeros(5000, 1, dtype=torch.float64)
+    part = GaussianPredictive(zeros, zeros, torch.tensor(1.0, dtype=torch.float64))
+    y = 0.7 * torch.randn(5000, 1, generator=generator, dtype=torch.float64)
+    assert noise_factor([[(1.0, part)]], [y]) == pytest.approx(
+        0.725, abs=0.026
+    )  # two units of log density are two hundredths here
+    assert noise_factor([[(1.0, part)]], [3 * y]) == max(FACTORS)
+    few = GaussianPredictive(zeros[:10], zeros[:10], part.noise)
+    assert noise_factor([[(1.0, few)]], [y[:10]]) > 0.9
+
+
+def test_a_committee_is_described():
+    members = [Member(network(), None, 0.25), Member(network(extractor=mlp(2, (4, 2), dropout=0.0)), None, 0.75)]
+    assert describe(members) == "1 wide (0.25), 1 with hidden layers (0.75)"
+
+
+# ---------------------------------------------------------------------- in the estimators
+
+
+@pytest.fixture(scope="module")
+def quick():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimator_base, "EPOCHS", 60)
+        yield {"width": 60, "hidden": (30, 4), "networks": 3, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def fitted(quick):
+    return StationaryRegressor(**quick).fit(*rows(400))
+
+
+def test_networks_are_judged_by_rows_that_they_have_not_seen(quick, monkeypatch):
+    seen, judged = [], []
+    train, wide, deep = (getattr(StationaryRegressor, f"_{name}") for name in ("trained", "judged_wide", "judged_deep"))
+
+    def trained(self, x, y, rows, *others, **options):
+        seen.append([set(own) for own in rows.tolist()])
+        return train(self, x, y, rows, *others, **options)
+
+    def judge(self, group, x, y, rows, blocks):
+        judged.append([set(block.tolist()) for block in blocks])
+        return deep(self, group, x, y, rows, blocks)
+
+    monkeypatch.setattr(StationaryRegressor, "_trained", trained)
+    monkeypatch.setattr(StationaryRegressor, "_judged_deep", judge)
+    known = []
+    tune = StationaryRegressor._tuned
+
+    def tuned(self, x, *others):
+        known.append({tuple(row) for row in x[:1000].tolist()})
+        return tune(self, x, *others)
+
+    def judge_wide(self, group, x, y, order, blocks):
+        seen_by_wide = known[-3:]  # one for each kernel
+        for block in blocks:
+            assert not any(own & {tuple(row) for row in x[block].tolist()} for own in seen_by_wide)
+        return wide(self, group, x, y, order, blocks)
+
+    monkeypatch.setattr(StationaryRegressor, "_tuned", tuned)
+    monkeypatch.setattr(StationaryRegressor, "_judged_wide", judge_wide)
+    StationaryRegressor(**quick).fit(*rows(401))
+    assert len(known) == 6
+    assert len(seen) == len(judged) == 3  # lengths of training
+    for networks, blocks in zip(seen, judged, strict=True):
+        assert [len(block) for block in blocks] == [20] * 3
+        assert [len(own) for own in networks] == [361] * 3
+        for i, block in enumerate(blocks):
+            strangers = [j for j, own in enumerate(networks) if not own & block]
+            assert strangers == sorted({i, (i + 1) % 3})
+
+
+def test_a_committee_learns_and_knows_its_noise(fitted):
+    new, truth = rows(300, seed=1)
+    mean, std = fitted.predict(new, return_std=True)
+    assert np.sqrt(np.mean((mean - truth) ** 2)) < 0.2
+    assert 0.8 < np.mean(np.abs(mean - truth) < 1.645 * std) < 0.98
+    assert sum(member.weight for member in fitted.members_) == pytest.approx(1)
+    assert any(not isinstance(member.model.extractor, nn.Identity) for member in fitted.members_)
+    far = 100 * np.array([[np.cos(t), np.sin(t)] for t in np.linspace(0, 6, 50)])
+    ratio = fitted.predict(far, return_std=True)[1] / fitted.prior_std_
+    assert ratio.mean() > 0.95
+
+
+def test_samples_have_the_committees_moments(fitted):
+    new, _ = rows(5, seed=2)
+    mean, std = fitted.predict(new, return_std=True)
+    drawn = fitted.sample_y(new, 4000, random_state=3)
+    np.testing.assert_allclose(drawn.mean(1), mean, atol=5 * std.max() / np.sqrt(4000))
+    np.testing.assert_allclose(drawn.std(1), std, rtol=0.1)
+    assert (fitted.sample_y(new, 3, random_state=3) == fitted.sample_y(new, 3, random_state=3)).all()
+
+
+def test_later_rows_reach_every_network(quick):
+    x, y = rows(500)
+    model = StationaryRegressor(**quick).fit(x[:400], y[:400])
+    weights = [member.weight for member in model.members_]
+    model.partial_fit(x[400:], y[400:])
+    assert {member.posterior.statistics.count for member in model.members_} == {500}
+    assert [member.weight for member in model.members_] == weights
+
+
+@pytest.mark.parametrize("networks", [1, 2])
+def test_few_networks_are_enough(quick, networks):
+    x, y = rows(300)
+    assert StationaryRegressor(**{**quick, "networks": networks}).fit(x, y).score(*rows(200, seed=1)) > 0.8
+
+
+def test_classes_are_a_mixture_too(quick):
+    x, y = rows(400)
+    model = StationaryClassifier(**quick).fit(x, y > 0)
+    new, truth = rows(300, seed=1)
+    assert model.score(new, truth > 0) > 0.85
+    p = model.predict_proba(new)
+    np.testing.assert_allclose(p.sum(1), 1, rtol=1e-12)
+    by_hand = sum(m.weight * m.posterior.predict(model._inputs(new)).probabilities for m in model.members_)
+    np.testing.assert_allclose(p, by_hand.numpy(), rtol=1e-12)
+    far = model.predict_proba(100 * new / np.linalg.norm(new, axis=1, keepdims=True))
+    assert np.abs(far - 0.5).mean() < 0.1
+
+
+def test_many_rows_are_judged_at_once_and_few_block_by_block(quick, monkeypatch):
+    heads = []
+    head = StationaryRegressor._head
+    monkeypatch.setattr(
+        StationaryRegressor, "_head", lambda self, *given: heads.append(len(given[2])) or head(self, *given)
+    )
+    monkeypatch.setattr(estimator_base, "BLOCK", 5)
+    monkeypatch.setattr(estimator_base, "EPOCHS", 3)
+    StationaryRegressor(**quick, kernel="rbf").fit(*rows(401))
+    assert heads[0] == 386  # without three blocks of five rows
+    heads.clear()
+    monkeypatch.setattr(estimator_base, "BLOCK", 20)
+    StationaryRegressor(**quick, kernel="rbf").fit(*rows(401))
+    assert heads[:3] == [381] * 3
+
+
+@pytest.mark.parametrize("num", [400, 1600])
+def test_the_amplitude_of_wide_classifiers_is_not_chosen_on_blocks(quick, num, monkeypatch):
+    held, blocks = [], []
+    choose, judge = StationaryClassifier._best_amplitude, StationaryClassifier._judged_wide
+
+    def chosen(self, x, y, trials):
+        if isinstance(trials[0][0].extractor, nn.Identity):
+            held.append(torch.cat([own for *_, own in trials]))
+        return choose(self, x, y, trials)
+
+    def judged(self, group, x, y, order, given):
+        blocks.extend(given)
+        assert not torch.isin(held[-1], torch.cat(given)).any()
+        return judge(self, group, x, y, order, given)
+
+    monkeypatch.setattr(StationaryClassifier, "_best_amplitude", chosen)
+    monkeypatch.setattr(StationaryClassifier, "_judged_wide", judged)
+    monkeypatch.setattr(estimator_base, "EPOCHS", 3)
+    x, y = rows(num)
+    StationaryClassifier(**{**quick, "width": 20, "kernel": "rbf"}).fit(x, y > 0)
+    assert len(blocks) == 3
+
+
+def test_groups_of_many_networks_count_as_much_as_groups_of_few(quick, monkeypatch):
+    monkeypatch.setattr(estimator_base, "EPOCHS", 3)
+    given = torch.tensor([0.5, 0.3, 0.16, 0.04])
+    monkeypatch.setattr(StationaryRegressor, "_weights", lambda *_: given)
+    model = StationaryRegressor(**{**quick, "networks": 10, "kernel": "rbf"}).fit(*rows(300))
+    assert describe(model.members_) == "1 wide (0.52), 20 with hidden layers (0.48)"
+    monkeypatch.setattr(StationaryRegressor, "_weights", lambda *_: given.flip(0))
+    model = StationaryRegressor(**{**quick, "kernel": ("rbf", "matern32")}).fit(*rows(300))
+    assert [isinstance(m.model.extractor, nn.Identity) for m in model.members_] == [True] + 9 * [False]
