@@ -336,12 +336,13 @@ def run_report(options: argparse.Namespace) -> None:
         ("Classes", CLASSES, ("nlpd", "accuracy", "ece", "far_mean", "far_high", "wide_weight", "seconds")),
     )
     for title, names, columns in parts:
-        lines += ["", f"## {title}, ten folds", "", *table([r for r in found if r["set"] in names], columns)]
-    rows = read_rows(options.out / "unseen.jsonl")
-    lines += ["", "## Sets that were not looked at", "", *table(rows, ("nlpd", "rmse", "coverage_90", "seconds"))]
-    lines += ["", "## Cost", "", "| rows | seconds | peak memory, GiB | networks |", "|---|---|---|---|"]
-    for r in read_rows(options.out / "cost.jsonl"):
-        lines.append(f"| {r['rows']:,} | {r['seconds']:.1f} | {r['bytes'] / 2**30:.2f} | {r['networks']} |")
+        if own := [row for row in found if row["set"] in names]:
+            lines += ["", f"## {title}, ten folds", "", *table(own, columns)]
+    if rows := read_rows(options.out / "unseen.jsonl"):
+        lines += ["", "## Sets that were not looked at", "", *table(rows, ("nlpd", "rmse", "coverage_90", "seconds"))]
+    if rows := read_rows(options.out / "cost.jsonl"):
+        lines += ["", "## Cost", "", "| rows | seconds | peak memory, GiB | networks |", "|---|---|---|---|"]
+        lines += [f"| {r['rows']:,} | {r['seconds']:.1f} | {r['bytes'] / 2**30:.2f} | {r['networks']} |" for r in rows]
     for r in read_rows(options.out / "boston.jsonl"):
         lines += ["", f"## Boston, {r['steps']} steps", "", "| what | seconds |", "|---|---|"]
         names = [name for name in r if name.startswith(("bochner_", "gpytorch_"))]
