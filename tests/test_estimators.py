@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from bochner import Matern, Recipe
+from bochner import Matern, Recipe, estimator_base, estimators
 from bochner.estimators import StationaryClassifier, StationaryRegressor
 from bochner.posteriors.closed_form import ClosedForm, features
 
@@ -41,7 +41,14 @@ def moons():
 
 @pytest.mark.filterwarnings("ignore")  # scikit-learn's checks warn about what they try on purpose
 @pytest.mark.parametrize("kind", [StationaryRegressor, StationaryClassifier])
-def test_scikit_learns_own_checks_pass_without_exceptions(kind):
+def test_scikit_learns_own_checks_pass_without_exceptions(kind, monkeypatch):
+    for name, value in {
+        "TRIAL_STEPS": 3,
+        "TUNING_STEPS": 10,
+        "EPOCHS": 20,
+    }.items():  # hundreds of fits: what is checked is manners
+        monkeypatch.setattr(estimator_base, name, value)
+    monkeypatch.setattr(estimators, "AMPLITUDES", (1.0, 4.0))
     found = check_estimator(kind(width=20, kernel="rbf", hidden=(4,), networks=1), on_skip=None)
     assert {row["check_name"] for row in found if row["status"] != "passed"} <= {"check_array_api_input"}
     assert not any(row["expected_to_fail"] for row in found)
