@@ -58,9 +58,13 @@ def _check_output(path: Path, *inputs: Path) -> Path:
     return path
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def _widths(hidden: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in hidden.split(",") if part.strip())
+        return tuple(map(int, _names(hidden)))
     except ValueError as error:
         raise ValueError(f"The option --hidden must be widths such as 200,25, got {hidden!r} instead.") from error
 
@@ -88,6 +92,18 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
         console.print(f"  {TITLES.get(name, name):<42} {shown}", soft_wrap=True, markup=False)
 
 
+def _check_request(table: Path, out: Path, report: Path | None, task: str, test: float) -> None:
+    from bochner.activations import unknown
+
+    if task not in ("auto", "regression", "classification"):
+        raise ValueError(unknown("task", task, ("auto", "regression", "classification")))
+    _check_output(out, table)
+    if report is not None:
+        _check_output(report, table, out)
+        if test == 0:
+            raise ValueError("The report measures on held-out rows: give --test a share above 0, or no --report.")
+
+
 def fit(
     table: TableFile,
     target: Annotated[str, typer.Option(help="Column to predict.")],
@@ -104,7 +120,7 @@ def fit(
     posterior: Annotated[str, typer.Option(help="'closed_form' or 'laplace'.")] = "closed_form",
     width: Annotated[int, typer.Option(help="Units of the model layer; 500 at most behind hidden layers.")] = 1000,
     hidden: Annotated[
-        str, typer.Option(help="Widths of the hidden layers of trained networks; '' for none of these.")
+        str, typer.Option(help="Widths of the hidden layers of networks trained from 300 rows on; '' for none.")
     ] = "200,200,25",
     networks: Annotated[int, typer.Option(help="Trained networks for each of three lengths of training.")] = 6,
     false_alarm: Annotated[float, typer.Option(help="Share of ordinary rows that may be flagged.")] = 0.05,
@@ -119,7 +135,6 @@ def fit(
         bochner fit houses.csv --target price
         bochner fit churn.csv --target left --drop id,name --report churn.html
     """
-    from bochner.activations import unknown
     from bochner.estimators import StationaryRegressor
     from bochner.evaluation import measure
     from bochner.reports.model import model_sections
@@ -128,25 +143,14 @@ def fit(
     from bochner.tabular import fit_table
 
     with problems():
-        if task not in ("auto", "regression", "classification"):
-            raise ValueError(unknown("task", task, ("auto", "regression", "classification")))
-        _check_output(out, table)
-        if report is not None:
-            _check_output(report, table, out)
-        if report is not None and test == 0:
-            raise ValueError("The report measures on held-out rows: give --test a share above 0, or no --report.")
-        kernels = tuple(name.strip() for name in kernel.split(",") if name.strip())
-        options: Any = {"kernel": kernels, "activation": activation, "posterior": posterior, "width": width}
-        options |= {
-            "hidden": _widths(hidden),
-            "networks": networks,
-            "false_alarm": false_alarm,
-            "device": device,
-            "random_state": seed,
-        }
+        _check_request(table, out, report, task, test)
+        options: Any = {"kernel": _names(kernel), "activation": activation, "posterior": posterior, "width": width}
+        options |= {"hidden": _widths(hidden), "networks": networks, "false_alarm": false_alarm}
+        options |= {"device": device, "random_state": seed}
         StationaryRegressor(**options)._check_parameters()
-        dropped = tuple(name.strip() for name in drop.split(",") if name.strip())
-        fitted = fit_table(table, target, dropped=dropped, task=task, share=test, verbose=errors.is_terminal, **options)
+        fitted = fit_table(
+            table, target, dropped=_names(drop), task=task, share=test, verbose=errors.is_terminal, **options
+        )
         found = measure(fitted.estimator, *fitted.held) if len(fitted.held[0]) else {}
         names = fitted.encoder.names
         sections = (

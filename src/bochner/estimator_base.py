@@ -2,6 +2,7 @@
 
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from numbers import Integral, Real
 from typing import Any
@@ -72,7 +73,7 @@ def laplace_posterior(model: Model, x: Tensor, y: Tensor) -> Laplace:
     return posterior
 
 
-class Stationary(BaseEstimator):
+class Stationary(BaseEstimator, ABC):
     """What both estimators share: parameters, standardisation, the network, and the score for rows unlike the training data."""
 
     model_: Model
@@ -156,7 +157,7 @@ class Stationary(BaseEstimator):
     def _start(self, X: np.ndarray) -> tuple[Tensor, Tensor, int, int]:
         """Standardised rows on the device, an order of theirs, and seeds for the draw that is tuned and the one that predicts."""
         for name in ("lengthscale_", "log_marginal_likelihood_", "ood_threshold_"):
-            self.__dict__.pop(name, None)  # of an earlier fit
+            vars(self).pop(name, None)  # of an earlier fit
         if float(np.abs(X).max()) > LARGEST:
             column = int(np.abs(X).max(0).argmax())
             raise ValueError(f"Column {column} of X holds values beyond {LARGEST:g} in size; rescale or clip it first.")
@@ -272,7 +273,9 @@ class Stationary(BaseEstimator):
             fair = groups[0] if len(rest) >= TUNING_ROWS else self._wide(x, y, rest, outputs, tuning, drawing)
             judged = [self._judged_wide(fair, x, y, order, blocks)]
             judged += [self._judged_deep(group, x, y, rows, blocks) for group in groups[1:]]
-            weights = self._weights(judged, [y[block] for block in blocks], groups)
+            targets = [y[block] for block in blocks]
+            weights = self._weights(judged, targets)
+            self._calibrate(groups, weights, judged, targets)
         found = list(zip(groups, weights, strict=True))
         self._say("weights: " + ", ".join(f"{float(w):.2f}" for w in weights))
         # The first network gives the score for rows unlike the data, so it stays.
@@ -307,7 +310,7 @@ class Stationary(BaseEstimator):
                 judged[i].append(head.predict(x[blocks[i]]))
         return judged
 
-    def _weights(self, judged: list[Judged], targets: list[Tensor], groups: list[Group]) -> Tensor:  # noqa: ARG002
+    def _weights(self, judged: list[Judged], targets: list[Tensor]) -> Tensor:
         """Weights of the groups under which the blocks are most probable."""
 
         def density(parts: list[Any], y: Tensor) -> Tensor:
@@ -317,19 +320,23 @@ class Stationary(BaseEstimator):
             torch.stack([torch.cat([density(*pair) for pair in zip(found, targets, strict=True)]) for found in judged])
         )
 
+    @abstractmethod
     def _wide(self, x: Tensor, y: Tensor, order: Tensor, outputs: int, tuning: int, drawing: int) -> Group:
         """A network without hidden layers for each kernel, and its amplitude."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _deep(
         self, x: Tensor, y: Tensor, rows: Tensor, unseen: list[Tensor], outputs: int, seeds: list[int], share: float
     ) -> Group:
         """Trained networks and their amplitudes."""
-        raise NotImplementedError
 
+    @abstractmethod
+    def _calibrate(self, groups: list[Group], weights: Tensor, judged: list[Judged], targets: list[Tensor]) -> None:
+        """What the blocks have to say about the mixture as a whole."""
+
+    @abstractmethod
     def _head(self, model: Model, amplitude: float, x: Tensor, y: Tensor) -> Any:
         """The posterior of a network's output layer."""
-        raise NotImplementedError
 
     def _describe_columns(self) -> None:
         """Lengthscales in the columns' units, where the first network has no hidden layers."""
@@ -353,7 +360,7 @@ class Stationary(BaseEstimator):
         scores = self._scores(x[:: math.ceil(len(x) / 10_000)], left_out=True)
         # Rows that came later may be all alike: they never make the alarm more sensitive than it was.
         self.ood_threshold_ = max(
-            self.__dict__.get("ood_threshold_", 0.0), float(np.quantile(scores, 1 - self.false_alarm))
+            getattr(self, "ood_threshold_", 0.0), float(np.quantile(scores, 1 - self.false_alarm))
         )
 
     @torch.no_grad()

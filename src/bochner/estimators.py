@@ -156,8 +156,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
             _set_noise(model, NOISES[best])
         return [(model, float(amplitudes[best])) for model, (_, amplitudes) in zip(models, found, strict=True)]
 
-    def _weights(self, judged: list[Judged], targets: list[Tensor], groups: list[Group]) -> Tensor:
-        weights = super()._weights(judged, targets, groups)
+    def _calibrate(self, groups: list[Group], weights: Tensor, judged: list[Judged], targets: list[Tensor]) -> None:
         mixtures = [
             [(float(w) / len(p), part) for w, p in zip(weights, parts, strict=True) for part in p]
             for parts in zip(*judged, strict=True)
@@ -165,7 +164,6 @@ class StationaryRegressor(RegressorMixin, Stationary):
         factor = noise_factor(mixtures, targets)
         for model, _ in (part for group in groups for part in group):
             _set_noise(model, factor * _noise(model))
-        return weights
 
     def _head(self, model: Model, amplitude: float, x: Tensor, y: Tensor) -> ClosedForm:
         return ClosedForm(model, x, y, amplitude=amplitude)
@@ -317,6 +315,9 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         trials = [(models[j], rows[j, -TRIAL_ROWS:], unseen[j]) for j in range(0, len(models), 2)]
         amplitude = self._best_amplitude(x, y, trials)
         return [(model, amplitude) for model in models]
+
+    def _calibrate(self, groups: list[Group], weights: Tensor, judged: list[Judged], targets: list[Tensor]) -> None:
+        """Nothing: there is no noise to scale."""
 
     def _head(self, model: Model, amplitude: float, x: Tensor, y: Tensor) -> ClosedFormClassifier:
         generator = torch.Generator().manual_seed(0)
