@@ -55,6 +55,7 @@ VARIANTS: dict[str, tuple[Row, Row]] = {  # parameters and constants that differ
     "rbf": ({"kernel": "rbf"}, {}),
     "one-length": ({}, {"LENGTHS": (1,)}),
     "one-network": ({"networks": 1}, {}),
+    "no-intervals": ({}, {"INTERVALS": 0}),
 }
 GP_STEPS = 100
 FAR, DIRECTIONS = 100.0, 200
@@ -260,7 +261,7 @@ def run_boston(options: argparse.Namespace) -> None:
 
     def tune(width: int) -> None:
         layer: Any = {"kernel": "matern32", "lengthscale": start, "width": width}
-        model = wide._network(x.shape[1], 1, Gaussian(0.3), 0, trained=False, **layer).float()
+        model = wide._network(x.shape[1], 1, Gaussian(0.3), 0, None, **layer).float()
         tune_marginal(model, x.float(), y.float(), steps=steps, lr=0.1)
 
     runs = {

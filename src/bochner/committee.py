@@ -20,7 +20,7 @@ from bochner.predictive import GaussianPredictive, normal_log_density
 NOISES = tuple(2.0 ** (k / 4) for k in range(-28, 3))  # in standard deviations of the target
 AMPLITUDES = tuple(2.0 ** (k / 8) for k in range(-32, 49))  # in the same
 FACTORS = tuple(0.5 + 0.025 * k for k in range(21))
-
+REMAINS = 0.01  # of what the networks say of a row's classes where they do not agree: the order of classes stays
 
 Parts = Sequence[tuple[float, GaussianPredictive]]  # weights and predictions of a mixture
 
@@ -50,18 +50,18 @@ def describe(members: Sequence[Member]) -> str:
 
 
 @torch.no_grad()
-def stacking_weights(log_densities: Tensor, *, steps: int = 500) -> Tensor:
-    """Weights of the mixture under which rows are most probable, by EM, under a Dirichlet prior of one row for each part.
+def stacking_weights(log_densities: Tensor, prior: Tensor, *, steps: int = 500) -> Tensor:
+    """Weights of the mixture under which rows are most probable, by EM, under a Dirichlet prior.
 
     Args:
         log_densities: Log density of each row under each part, (parts, rows).
+        prior: How many rows each part is given beforehand, (parts,).
         steps: Iterations.
     """
-    parts, rows = log_densities.shape
-    weights = log_densities.new_full((parts,), 1 / parts)
+    weights = prior / prior.sum()
     for _ in range(steps):
         shares = torch.softmax(log_densities + weights.log()[:, None], 0)
-        weights = (shares.sum(1) + 1) / (rows + parts)
+        weights = (shares.sum(1) + prior) / (log_densities.shape[1] + prior.sum())
     return weights
 
 
@@ -100,6 +100,24 @@ def mixed(parts: Parts) -> GaussianPredictive:
     spread = torch.stack([weight * (part.variance + (part.mean - mean).square()) for weight, part in parts]).sum(0)
     noise = torch.stack([weight * part.noise.square() for weight, part in parts]).sum(0).sqrt()
     return GaussianPredictive(mean, spread, noise)
+
+
+def agreed(weights: Tensor, probabilities: Tensor) -> Tensor:
+    r"""Class probabilities of a committee, (networks, n, c) to (n, c): the average, drawn to uniform where networks disagree.
+
+    The networks are a sample, and their average $\bar p$ an estimate of what infinitely many would say, with a variance $V$ that
+    their disagreement tells. Under a normal prior around $1/c$ with the variance that makes the row's $\bar p$ most probable, the
+    posterior mean is $1/c + (1 - V/\lVert \bar p - 1/c \rVert^2)_+ (\bar p - 1/c)$.
+    """
+    uniform, each = 1 / probabilities.shape[-1], weights[:, None, None]
+    mean = (each * probabilities).sum(0)
+    square = float(weights.square().sum())
+    if len(weights) == 1:
+        return mean
+    variance = (each * (probabilities - mean).square()).sum((0, 2)) * square / (1 - square)
+    away = mean - uniform
+    share = 1 - variance / away.square().sum(1).clamp(min=1e-300)
+    return uniform + share.clamp(min=REMAINS)[:, None] * away
 
 
 def noise_factor(mixtures: Sequence[Parts], targets: Sequence[Tensor]) -> float:

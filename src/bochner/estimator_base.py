@@ -1,5 +1,6 @@
 """What both estimators share: parameters, standardisation, the network, and the score for rows unlike the training data."""
 
+import copy
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -20,7 +21,7 @@ from bochner.committee import Member, stacking_weights
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian, Likelihood
 from bochner.models import Model
-from bochner.networks import mlp
+from bochner.networks import Intervals, mlp
 from bochner.posteriors.closed_form import (
     Statistics,
     cholesky,
@@ -38,6 +39,10 @@ EPOCHS, STEPS, RATE = 400, 4000, 3e-3  # of the longest training: the smaller of
 LENGTHS = (1, 1 / 6, 1 / 36)  # of the trainings, as shares of that
 TRAINED_FROM = 300  # rows; fewer cannot judge
 TRAINED_WIDTH = 500
+INTERVALS, BESIDE = (
+    16,
+    1024,
+)  # of a column and of all columns, that networks with hidden layers see beside the columns; at most
 TRIAL_ROWS = 10_000  # the output layers that held-out rows judge learn from so many
 BLOCK = 200  # rows of a block that judges, at most
 HELD_OUT = 2000  # rows that choose an amplitude or a single network's noise, at most
@@ -178,12 +183,15 @@ class Stationary(BaseEstimator, ABC):
         return list(self.kernel) if isinstance(self.kernel, tuple | list) else [self.kernel]
 
     def _network(
-        self, inputs: int, outputs: int, likelihood: Likelihood, seed: int, *, trained: bool, **options: Any
+        self, inputs: int, outputs: int, likelihood: Likelihood, seed: int, beside: Intervals | None, **options: Any
     ) -> Model:
-        """A network with hidden layers where it is to be trained; ``options`` are width, kernel and lengthscale of its layer."""
+        """A network, with hidden layers where it gets intervals; ``options`` are width, kernel and lengthscale of its layer."""
         generator = torch.Generator().manual_seed(seed % 2**63)
-        hidden = tuple(self.hidden) if trained else ()
-        extractor = mlp(inputs, hidden, dropout=0.0, generator=generator) if hidden else None
+        hidden, extractor = (), None
+        if beside is not None:
+            hidden = tuple(self.hidden)
+            layers = mlp(inputs + len(beside.column), hidden, dropout=0.0, generator=generator)
+            extractor = torch.nn.Sequential(copy.deepcopy(beside), layers)
         width = int(options.pop("width"))
         layer = StationaryLayer(
             hidden[-1] if hidden else inputs,
@@ -206,7 +214,7 @@ class Stationary(BaseEstimator, ABC):
 
         def trial(start: Tensor) -> tuple[float, float, Model]:
             options: Any = {"kernel": kernel, "lengthscale": start, "width": min(int(self.width), TUNING_WIDTH)}
-            model = self._network(dim, y.shape[1], Gaussian(0.3), seed, trained=False, **options).float()
+            model = self._network(dim, y.shape[1], Gaussian(0.3), seed, None, **options).float()
             amplitude, history = tune_marginal(model, x, y, steps=TRIAL_STEPS, lr=0.1)
             return history[-1], amplitude, model
 
@@ -228,10 +236,10 @@ class Stationary(BaseEstimator, ABC):
         options["lengthscale"] = 1.0
         if not self.hidden:
             options["lengthscale"] = torch.full((size,), math.sqrt(size), dtype=torch.float64)
-        models = []
+        models, beside = [], Intervals.of(x, min(INTERVALS, BESIDE // x.shape[1])) if self.hidden else None
         for number, seed in enumerate(seeds):
             options["kernel"] = kernels[number * len(kernels) // len(seeds)]
-            models.append(self._network(x.shape[1], outputs, likelihood, seed, trained=True, **options).float())
+            models.append(self._network(x.shape[1], outputs, likelihood, seed, beside, **options).float())
         num = rows.shape[1]
         batch = min(num, max(128, min(512, num // 100)))
         epochs = max(3, min(EPOCHS, STEPS // math.ceil(num / batch)))
@@ -311,14 +319,20 @@ class Stationary(BaseEstimator, ABC):
         return judged
 
     def _weights(self, judged: list[Judged], targets: list[Tensor]) -> Tensor:
-        """Weights of the groups under which the blocks are most probable."""
+        """Weights of the groups under which the blocks are most probable.
+
+        Beforehand each length of training is given a row, and the wide networks as many as all of these together.
+        """
 
         def density(parts: list[Any], y: Tensor) -> Tensor:
             return torch.stack([part.log_prob(y) for part in parts]).logsumexp(0) - math.log(len(parts))
 
-        return stacking_weights(
-            torch.stack([torch.cat([density(*pair) for pair in zip(found, targets, strict=True)]) for found in judged])
+        densities = torch.stack(
+            [torch.cat([density(*pair) for pair in zip(found, targets, strict=True)]) for found in judged]
         )
+        prior = torch.ones_like(densities[:, 0])
+        prior[0] = max(1, len(judged) - 1)
+        return stacking_weights(densities, prior)
 
     @abstractmethod
     def _wide(self, x: Tensor, y: Tensor, order: Tensor, outputs: int, tuning: int, drawing: int) -> Group:

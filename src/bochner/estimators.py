@@ -31,7 +31,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from bochner.committee import NOISES, Member, mixed, noise_factor, noise_scores
+from bochner.committee import NOISES, Member, agreed, mixed, noise_factor, noise_scores
 from bochner.estimator_base import (
     AMPLITUDES,
     DRAWS,
@@ -136,7 +136,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
         for number, kernel in enumerate(self._kernels()):
             lengthscale, noise, amplitude = self._tuned(x[rows], y[rows], tuning, kernel, lengthscale)
             options: Any = {"kernel": kernel, "lengthscale": lengthscale, "width": self.width}
-            model = self._network(x.shape[1], outputs, Gaussian(noise), drawing + number, trained=False, **options)
+            model = self._network(x.shape[1], outputs, Gaussian(noise), drawing + number, None, **options)
             found.append((model, amplitude))
         return found
 
@@ -297,7 +297,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         splits = self._splits(order, outputs)
         for number, kernel in enumerate(self._kernels()):
             lengthscale, _, _ = self._tuned(x[rows], onehot, tuning, kernel, lengthscale)
-            options: Any = {"kernel": kernel, "lengthscale": lengthscale, "trained": False}
+            options: Any = {"kernel": kernel, "lengthscale": lengthscale, "beside": None}
             narrow = min(int(self.width), 200)
             trial = self._network(x.shape[1], outputs, Categorical(), tuning, width=narrow, **options)
             seed = drawing + number
@@ -360,9 +360,13 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         return member.posterior.predict(x).probabilities
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probability of each class at each row, (n, c), averaged over networks and their posteriors."""
+        """Probability of each class at each row, (n, c), averaged over networks and their posteriors.
+
+        Where the networks disagree about a row, the average is drawn to equal probabilities.
+        """
+        weights = torch.tensor([member.weight for member in self.members_], dtype=torch.float64, device=self._device())
         parts = [
-            torch.stack([member.weight * self._probabilities(member, x) for member in self.members_]).sum(0)
+            agreed(weights, torch.stack([self._probabilities(member, x) for member in self.members_]))
             for x in self._chunks(X)
         ]
         return torch.cat(parts).cpu().numpy()

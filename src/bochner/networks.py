@@ -40,6 +40,59 @@ class SeededDropout(nn.Module):
         return x * self.mask if self.training else x
 
 
+class Intervals(nn.Module):
+    r"""Passes every column on, and beside it how much of each of its intervals lies below the value.
+
+    An interval from $l$ to $l + w$ gives $\operatorname{clamp}((x - l) / w, 0, 1) - \tfrac12$. Layers that follow can then learn a
+    steep step or a value that stands out as easily as a slope. Beyond the outermost intervals only the columns themselves change.
+
+    Args:
+        column: Which column each interval divides.
+        left: Where it begins.
+        width: How long it is.
+    """
+
+    column: torch.Tensor
+    left: torch.Tensor
+    width: torch.Tensor
+
+    def __init__(self, column: torch.Tensor, left: torch.Tensor, width: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("column", column)
+        self.register_buffer("left", left)
+        self.register_buffer("width", width)
+
+    @classmethod
+    def of(cls, x: torch.Tensor, most: int) -> "Intervals":
+        """Up to ``most`` intervals for each column of the rows x, (n, d), between quantiles of its distinct values.
+
+        A column of two values or fewer has none: it is a step already.
+        """
+        columns, lefts, widths = [], [], []
+        for number, values in enumerate(x.float().mT):  # what is apart in float32 stays apart
+            distinct = values.unique()
+            count = min(most, len(distinct) - 1)
+            if count < 2:
+                continue
+            at = torch.linspace(0, len(distinct) - 1, count + 1, dtype=torch.float64, device=x.device)
+            knots = distinct[at.round().long()]
+            columns.append(torch.full((count,), number, device=x.device))
+            lefts.append(knots[:-1])
+            widths.append(knots.diff())
+        nothing = x.new_empty(0)
+        return cls(
+            *(
+                torch.cat([start, *found])
+                for start, found in ((nothing.long(), columns), (nothing, lefts), (nothing, widths))
+            )
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., d) to (..., d + number of intervals)."""
+        covered = (x.index_select(-1, self.column) - self.left) / self.width
+        return torch.cat([x, covered.clamp(0, 1) - 0.5], -1)
+
+
 def mlp(
     in_features: int,
     hidden: tuple[int, ...] = (1000, 1000, 500, 25),

@@ -28,12 +28,13 @@ from bochner.estimators import StationaryClassifier, StationaryRegressor
 from bochner.files import write_bytes
 from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model
+from bochner.networks import Intervals
 from bochner.posteriors.closed_form import ClosedForm, Statistics
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
 from bochner.posteriors.laplace import Laplace
 from bochner.spectra import RBF, Exponential, Matern
 
-FORMAT = 2
+FORMAT = 3
 ESTIMATORS: dict[str, Any] = {"StationaryRegressor": StationaryRegressor, "StationaryClassifier": StationaryClassifier}
 SPECTRA: dict[str, Any] = {"RBF": RBF, "Matern": Matern, "Exponential": Exponential}
 NUMBERS = ("amplitude_", "ood_threshold_", "y_mean_", "y_scale_")
@@ -246,14 +247,21 @@ def _sums(model: Model, tensors: dict[str, Tensor], rows: int) -> Statistics:
     return Statistics(tensors["gram"], tensors["projection"], tensors["square"][0], rows)
 
 
+def _restore_intervals(state: dict[str, Tensor], columns: int) -> Intervals:
+    column, left, width = (state[f"extractor.0.{name}"] for name in ("column", "left", "width"))
+    if column.shape != left.shape or column.shape != width.shape or (len(column) and int(column.max()) >= columns):
+        raise ValueError("the intervals do not agree with the columns")
+    return Intervals(column, left, width)
+
+
 def _restore_member(
     estimator: Any, about: dict[str, Any], tensors: dict[str, Tensor], classes: int, rows: int
 ) -> Member:
     """A network and its posterior, from tensors whose shapes must agree with the parameters."""
     state = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    trained = any(name.startswith("extractor.") for name in state)
+    beside = _restore_intervals(state, estimator.n_features_in_) if "extractor.0.column" in state else None
     width = int(estimator.width)
-    if trained and estimator.posterior == "closed_form":
+    if beside is not None and estimator.posterior == "closed_form":
         width = min(width, TRAINED_WIDTH)
     outputs = activations.resolve(estimator.activation).outputs
     if len(state["layer.weight"]) != width // outputs:
@@ -261,7 +269,7 @@ def _restore_member(
     likelihood = Categorical() if classes > 1 else Gaussian()
     options = {"kernel": _kernel_from_json(about["kernel"]), "width": width}
     options["lengthscale"] = torch.ones_like(state["layer.log_lengthscale"])
-    model = estimator._network(estimator.n_features_in_, classes, likelihood, 0, trained=trained, **options)
+    model = estimator._network(estimator.n_features_in_, classes, likelihood, 0, beside, **options)
     model.load_state_dict(state)
     model.eval()
     if estimator.posterior == "laplace":

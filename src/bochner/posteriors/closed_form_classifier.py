@@ -80,7 +80,10 @@ class ClosedFormClassifier:
             # With the joint precision at hand Newton's method finishes what L-BFGS left.
             for _ in range(3 if self.full else 0):
                 gradient = self._loss_and_gradient(self.mean, rows, y, prior)[1].mT.reshape(-1, 1)
-                self.mean = self.mean - torch.cholesky_solve(gradient, self.factor).reshape(self.mean.mT.shape).mT
+                step = torch.cholesky_solve(gradient, self.factor)
+                self.mean = self.mean - step.reshape(self.mean.mT.shape).mT
+                if float(step.abs().max()) < 1e-6:  # its square is the error of the next
+                    break
                 self.factor = cholesky(self._precision(rows, prior))
             # Laid out as a file lays it out: then a posterior that is read back predicts the same bits.
             self.mean, self.factor = self.mean.contiguous(), self.factor.contiguous()
