@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
+from scipy.integrate import quad
+from scipy.optimize import minimize, minimize_scalar
 from scipy.special import softmax
+from scipy.stats import norm
 from torch import nn
 
 from bochner import Gaussian, Model, StationaryLayer, estimator_base
@@ -13,6 +15,7 @@ from bochner.committee import (
     FACTORS,
     NOISES,
     Member,
+    agreed,
     describe,
     mixed,
     noise_factor,
@@ -47,19 +50,21 @@ def tensors(num, seed=0):
 
 def test_weights_are_those_of_the_largest_posterior():
     densities = torch.from_numpy(np.random.default_rng(0).normal(0, 2, (3, 40)))
+    prior = torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64)
 
     def loss(free):
         weights = softmax([0, *free])
         mixture = np.log((weights[:, None] * np.exp(densities.numpy())).sum(0))
-        return -mixture.sum() - np.log(weights).sum()
+        return -mixture.sum() - (prior.numpy() * np.log(weights)).sum()
 
     best = softmax([0, *minimize(loss, [0, 0], tol=1e-12).x])
-    np.testing.assert_allclose(stacking_weights(densities).numpy(), best, rtol=1e-4)
+    np.testing.assert_allclose(stacking_weights(densities, prior).numpy(), best, rtol=1e-4)
 
 
 def test_a_part_that_is_always_better_takes_all_but_one_row_each():
     densities = torch.tensor([[0.0] * 98, [-50.0] * 98], dtype=torch.float64)
-    torch.testing.assert_close(stacking_weights(densities), torch.tensor([0.99, 0.01], dtype=torch.float64))
+    found = stacking_weights(densities, torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(found, torch.tensor([0.99, 0.01], dtype=torch.float64))
 
 
 # ---------------------------------------------------------------------- noise and amplitude
@@ -142,6 +147,53 @@ def test_a_mixture_of_one_is_itself():
     found = mixed([(1.0, part)])
     assert (found.mean == part.mean).all()
     assert (found.variance == part.variance).all()
+
+
+def committee(*weights, groups):
+    return [Member(network(), None, weight, group) for weight, group in zip(weights, groups, strict=True)]
+
+
+def test_agreed_is_the_posterior_mean_under_the_best_prior_variance():
+    p = np.random.default_rng(0).dirichlet([3, 1, 2], (7, 50))
+    members = committee(*[0.2] * 4, *[0.2 / 3] * 3, groups=(0, 0, 0, 0, 2, 2, 2))
+    found = agreed(members, torch.from_numpy(p)).numpy()
+    for row, own in zip(found, p.swapaxes(0, 1), strict=True):
+        mean = 0.8 * own[:4].mean(0) + 0.2 * own[4:].mean(0)
+        error = 0.8**2 * own[:4].var(0, ddof=1).sum() / 4 + 0.2**2 * own[4:].var(0, ddof=1).sum() / 3
+
+        def unlikely(log_variance, mean=mean, error=error):  # a normal of two dimensions, of the same spread in both
+            total = (np.exp(log_variance) + error) / 2
+            return np.log(total) + ((mean - 1 / 3) ** 2).sum() / (2 * total)
+
+        variance = np.exp(minimize_scalar(unlikely, bounds=(-40, 5), method="bounded", options={"xatol": 1e-9}).x)
+        share = max(variance / (variance + error), 0.01)
+        np.testing.assert_allclose(row, 1 / 3 + share * (mean - 1 / 3), atol=1e-4)
+
+
+def test_networks_that_agree_are_taken_at_their_word_and_one_of_a_kind_too():
+    p = torch.tensor([[0.7, 0.3]], dtype=torch.float64)
+    pair = committee(0.5, 0.5, groups=(0, 0))
+    torch.testing.assert_close(agreed(pair, torch.stack([p, p])), p)
+    torch.testing.assert_close(agreed(committee(1.0, groups=(0,)), p[None]), p)
+    apart = agreed(pair, torch.stack([p, 1.01 - p]))
+    assert 0.5 < float(apart[0, 0]) < 0.501  # the order stays
+    assert (agreed(pair, torch.full((2, 1, 2), 0.5, dtype=torch.float64)) == 0.5).all()
+    # Two kinds may differ: how much each counts has been weighed.
+    torch.testing.assert_close(agreed(committee(0.01, 0.99, groups=(0, 1)), torch.stack([1 - p, p])), 0.98 * p + 0.01)
+    tiny = torch.tensor([[1, 1e-18, 1e-30]], dtype=torch.float64)
+    torch.testing.assert_close(agreed(pair, torch.stack([tiny, tiny])), tiny, atol=0, rtol=1e-12)
+
+
+def test_the_average_over_random_networks_is_closer_to_uniform():
+    """Networks that say random things, as far from the data: a third of the mean error is left."""
+    generator = torch.Generator().manual_seed(0)
+    p = torch.sigmoid(torch.randn(20, 5000, 1, generator=generator, dtype=torch.float64))
+    both = torch.cat([p, 1 - p], -1)
+    found = agreed(committee(*[0.05] * 20, groups=[0] * 20), both)
+    left = (found - 0.5).abs().mean() / (both.mean(0) - 0.5).abs().mean()
+    # E|t|(1 - 1/t²)₊ / E|t| for a standard normal t.
+    expected = quad(lambda t: (t - 1 / t) * norm.pdf(t), 1, 10)[0] / quad(lambda t: t * norm.pdf(t), 0, 10)[0]
+    assert float(left) == pytest.approx(expected, abs=0.04)
 
 
 def test_the_factor_finds_the_noise_and_is_careful():
@@ -260,10 +312,12 @@ def test_classes_are_a_mixture_too(quick):
     assert model.score(new, truth > 0) > 0.85
     p = model.predict_proba(new)
     np.testing.assert_allclose(p.sum(1), 1, rtol=1e-12)
-    by_hand = sum(m.weight * m.posterior.predict(model._inputs(new)).probabilities for m in model.members_)
-    np.testing.assert_allclose(p, by_hand.numpy(), rtol=1e-12)
+    each = torch.stack([m.posterior.predict(model._inputs(new)).probabilities for m in model.members_])
+    np.testing.assert_allclose(p, agreed(model.members_, each).numpy(), rtol=1e-12)
+    average = sum(m.weight * own for m, own in zip(model.members_, each, strict=True))
+    assert (average.argmax(1).numpy() == p.argmax(1)).all()
     far = model.predict_proba(100 * new / np.linalg.norm(new, axis=1, keepdims=True))
-    assert np.abs(far - 0.5).mean() < 0.1
+    assert np.abs(far - 0.5).mean() < 0.05
 
 
 def test_many_rows_are_judged_at_once_and_few_block_by_block(quick, monkeypatch):

@@ -2,13 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
+from scipy.interpolate import interp1d
 from torch import nn
 
 from bochner import Categorical, Gaussian, Model, StationaryLayer, swap_head
-from bochner.networks import mlp
+from bochner.networks import Intervals, mlp
 
 
 def regression(**options):
@@ -183,3 +185,48 @@ def test_bad_arguments(generator):
         ValueError, match=r"hidden parameter must name at least one width of 1 or more, got \(\) instead"
     ):
         mlp(3, ())
+
+
+# ---------------------------------------------------------------------- intervals of columns
+
+
+def test_intervals_are_those_of_scipys_piecewise_linear_interpolation(generator):
+    x = torch.randn(500, 3, generator=generator, dtype=torch.float64)
+    x[:, 1] = x[:, 1].round()  # whole numbers: an interval between neighbours
+    beside = Intervals.of(x, 5, 100)
+    new = 3 * torch.randn(200, 3, generator=generator, dtype=torch.float64)
+    found = beside(new)
+    assert (found[:, :3] == new).all()
+    for column in range(3):
+        own = found[:, 3:][:, beside.column == column] + 0.5
+        values = x[:, column].round(decimals=4).float().unique().double().numpy()
+        count = min(5, len(values) - 1)
+        assert own.shape[1] == count
+        knots = values[np.linspace(0, len(values) - 1, count + 1).round().astype(int)]
+        # Together they count the intervals below a value.
+        expected = interp1d(knots, np.arange(count + 1), bounds_error=False, fill_value=(0, count))(new[:, column])
+        np.testing.assert_allclose(own.sum(1).numpy(), expected, atol=1e-9)
+        assert ((own > 0) & (own < 1)).sum(1).max() <= 1
+
+
+def test_a_column_of_two_values_has_no_intervals_and_three_have_two():
+    column = torch.arange(12.0)
+    x = torch.stack([torch.zeros(12), column % 2, column % 3], 1)
+    assert Intervals.of(x, 16, 100).column.tolist() == [2, 2]
+    assert (Intervals.of(x[:, :2], 16, 100)(x) == x).all()
+    assert (Intervals.of(x, 0, 100)(x) == x).all()
+    assert (Intervals.of(x, 16, 1)(x) == x).all()
+
+
+def test_all_columns_together_stay_within_the_total():
+    x = torch.stack([torch.arange(60.0) % number for number in (1, 2, 60, 60, 4)], 1) / 17
+    assert Intervals.of(x, 16, 1000).column.bincount().tolist() == [0, 0, 16, 16, 3]
+    assert Intervals.of(x, 16, 20).column.bincount().tolist() == [0, 0, 6, 6, 3]  # only those that have any share it
+    assert len(Intervals.of(x, 16, 5).column) == 0
+
+
+def test_values_that_differ_too_little_are_one():
+    x = torch.tensor([0, 1e-6, 1, 1 + 1e-6, 2, 2 + 1e-5], dtype=torch.float64)[:, None]
+    beside = Intervals.of(x, 16, 100)
+    assert beside.left.tolist() == [0, 1]
+    assert torch.isfinite(beside(1e6 * x)).all()

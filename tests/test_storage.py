@@ -19,6 +19,7 @@ from bochner import Matern, estimator_base, storage
 from bochner.estimators import StationaryClassifier, StationaryRegressor
 from bochner.storage import ModelFileError, load, save
 
+LAST = "1.model.extractor.0"  # intervals of a network with hidden layers
 KINDS = {
     "regression": (StationaryRegressor, {}),
     "classes": (StationaryClassifier, {}),
@@ -197,6 +198,28 @@ def test_edited_json_is_refused_even_under_a_correct_checksum(change, message, s
 def test_edited_tensors_are_refused_even_under_a_correct_checksum(tensors, message, saved, tmp_path):
     path = resigned(saved["classes"][1], tmp_path / "edited.bochner", lambda _: None, tensors)
     with pytest.raises(ModelFileError, match=message):
+        load(path)
+
+
+def cut(tensors, name):
+    """Without the last entry of a tensor."""
+    return tensors | {name: tensors[name][:-1].contiguous()}
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        lambda t: t | {f"{LAST}.column": t[f"{LAST}.column"] + 100},
+        lambda t: t | {f"{LAST}.column": t[f"{LAST}.column"] - 100},
+        lambda t: t | {f"{LAST}.column": t[f"{LAST}.column"].double()},
+        lambda t: t | {f"{LAST}.width": 0 * t[f"{LAST}.width"]},
+        lambda t: cut(t, f"{LAST}.left"),
+        lambda t: t | {f"{LAST}.{name}": t[f"{LAST}.{name}"][None] for name in ("column", "left", "width")},
+    ],
+)
+def test_edited_intervals_are_refused(tensors, saved, tmp_path):
+    path = resigned(saved["hidden classes"][1], tmp_path / "edited.bochner", lambda _: None, tensors)
+    with pytest.raises(ModelFileError, match="the intervals do not agree with the columns"):
         load(path)
 
 

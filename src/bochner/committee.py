@@ -33,11 +33,13 @@ class Member:
         model: The network.
         posterior: Its posterior.
         weight: Its share of the prediction.
+        group: Number of the group it belongs to: wide networks, or those trained for the same time. They count alike.
     """
 
     model: Model
     posterior: Any
     weight: float
+    group: int = 0
 
 
 def describe(members: Sequence[Member]) -> str:
@@ -102,22 +104,23 @@ def mixed(parts: Parts) -> GaussianPredictive:
     return GaussianPredictive(mean, spread, noise)
 
 
-def agreed(weights: Tensor, probabilities: Tensor) -> Tensor:
+def agreed(members: Sequence[Member], probabilities: Tensor) -> Tensor:
     r"""Class probabilities of a committee, (networks, n, c) to (n, c): the average, drawn to uniform where networks disagree.
 
-    The networks are a sample, and their average $\bar p$ an estimate of what infinitely many would say, with a variance $V$ that
-    their disagreement tells. Under a normal prior around $1/c$ with the variance that makes the row's $\bar p$ most probable, the
-    posterior mean is $1/c + (1 - V/\lVert \bar p - 1/c \rVert^2)_+ (\bar p - 1/c)$.
+    The networks of a group are a sample, and the committee's average $\bar p$ an estimate of what infinitely many would say, with
+    a variance $V$ that the disagreement within groups tells. Under a normal prior around $1/c$ with the variance that makes the
+    row's $\bar p$ most probable, the posterior mean is $1/c + (1 - V/\lVert \bar p - 1/c \rVert^2)_+ (\bar p - 1/c)$.
     """
-    uniform, each = 1 / probabilities.shape[-1], weights[:, None, None]
-    mean = (each * probabilities).sum(0)
-    square = float(weights.square().sum())
-    if len(weights) == 1:
-        return mean
-    variance = (each * (probabilities - mean).square()).sum((0, 2)) * square / (1 - square)
-    away = mean - uniform
-    share = 1 - variance / away.square().sum(1).clamp(min=1e-300)
-    return uniform + share.clamp(min=REMAINS)[:, None] * away
+    mean, variance, uniform = probabilities.new_zeros(()), probabilities.new_zeros(()), 1 / probabilities.shape[-1]
+    for group in {member.group for member in members}:
+        own = [number for number, member in enumerate(members) if member.group == group]
+        weight, said = sum(members[number].weight for number in own), probabilities[own]
+        mean = mean + weight * said.mean(0)
+        if len(own) > 1:
+            variance = variance + weight**2 / len(own) * said.var(0).sum(1)
+    share = 1 - variance / (mean - uniform).square().sum(1).clamp(min=1e-300)
+    share = share.clamp(min=REMAINS)[:, None]
+    return share * mean + (1 - share) * uniform
 
 
 def noise_factor(mixtures: Sequence[Parts], targets: Sequence[Tensor]) -> float:

@@ -236,7 +236,7 @@ class Stationary(BaseEstimator, ABC):
         options["lengthscale"] = 1.0
         if not self.hidden:
             options["lengthscale"] = torch.full((size,), math.sqrt(size), dtype=torch.float64)
-        models, beside = [], Intervals.of(x, min(INTERVALS, BESIDE // x.shape[1])) if self.hidden else None
+        models, beside = [], Intervals.of(x, INTERVALS, BESIDE) if self.hidden else None
         for number, seed in enumerate(seeds):
             options["kernel"] = kernels[number * len(kernels) // len(seeds)]
             models.append(self._network(x.shape[1], outputs, likelihood, seed, beside, **options).float())
@@ -290,10 +290,12 @@ class Stationary(BaseEstimator, ABC):
         kept = [
             (group if w >= LEAST else group[: int(group is groups[0])], float(w) / len(group)) for group, w in found
         ]
-        shares = [(part, share) for group, share in kept for part in group]
-        total = sum(share for _, share in shares)
+        shares = [(part, share, number) for number, (group, share) in enumerate(kept) for part in group]
+        total = sum(share for _, share, _ in shares)
         self._say(f"integrating the output layers of {len(shares)} networks out over {len(x)} rows")
-        self.members_ = [Member(part[0], self._head(*part, x, y), share / total) for part, share in shares]
+        self.members_ = [
+            Member(part[0], self._head(*part, x, y), share / total, group) for part, share, group in shares
+        ]
         self.model_, self.amplitude_ = shares[0][0]
 
     def _judged_wide(self, group: Group, x: Tensor, y: Tensor, order: Tensor, blocks: list[Tensor]) -> Judged:

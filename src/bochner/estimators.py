@@ -364,9 +364,8 @@ class StationaryClassifier(ClassifierMixin, Stationary):
 
         Where the networks disagree about a row, the average is drawn to equal probabilities.
         """
-        weights = torch.tensor([member.weight for member in self.members_], dtype=torch.float64, device=self._device())
         parts = [
-            agreed(weights, torch.stack([self._probabilities(member, x) for member in self.members_]))
+            agreed(self.members_, torch.stack([self._probabilities(member, x) for member in self.members_]))
             for x in self._chunks(X)
         ]
         return torch.cat(parts).cpu().numpy()

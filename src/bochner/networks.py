@@ -63,29 +63,28 @@ class Intervals(nn.Module):
         self.register_buffer("width", width)
 
     @classmethod
-    def of(cls, x: torch.Tensor, most: int) -> "Intervals":
-        """Up to ``most`` intervals for each column of the rows x, (n, d), between quantiles of its distinct values.
+    def of(cls, x: torch.Tensor, most: int, total: int) -> "Intervals":
+        """Intervals between quantiles of the distinct values of each column of standardised rows x, (n, d).
 
-        A column of two values or fewer has none: it is a step already.
+        Values count as distinct from the fourth decimal on. A column of two values or fewer has none: it is a step already.
+
+        Args:
+            x: The rows.
+            most: Number of intervals of a column, at most.
+            total: Number of intervals of all columns, at most.
         """
-        columns, lefts, widths = [], [], []
-        for number, values in enumerate(x.float().mT):  # what is apart in float32 stays apart
-            distinct = values.unique()
-            count = min(most, len(distinct) - 1)
-            if count < 2:
-                continue
-            at = torch.linspace(0, len(distinct) - 1, count + 1, dtype=torch.float64, device=x.device)
-            knots = distinct[at.round().long()]
-            columns.append(torch.full((count,), number, device=x.device))
-            lefts.append(knots[:-1])
-            widths.append(knots.diff())
-        nothing = x.new_empty(0)
-        return cls(
-            *(
-                torch.cat([start, *found])
-                for start, found in ((nothing.long(), columns), (nothing, lefts), (nothing, widths))
-            )
-        )
+        # In float32, as training sees them: what is apart there stays apart.
+        distinct = {k: v.round(decimals=4).float().unique() for k, v in enumerate(x.mT)} if total > 1 else {}
+        divided = {column: values for column, values in distinct.items() if len(values) > 2}
+        most = min(most, total // max(1, len(divided)))
+        column, left, width = [x.new_empty(0, dtype=torch.long)], [x.new_empty(0)], [x.new_empty(0)]
+        for number, values in divided.items() if most > 1 else ():
+            at = torch.linspace(0, len(values) - 1, min(most, len(values) - 1) + 1, dtype=torch.float64)
+            knots = values[at.round().long().to(x.device)]
+            column.append(torch.full_like(knots[1:], number, dtype=torch.long))
+            left.append(knots[:-1])
+            width.append(knots.diff())
+        return cls(torch.cat(column), torch.cat(left).to(x), torch.cat(width).to(x))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., d) to (..., d + number of intervals)."""
