@@ -6,7 +6,7 @@ with the amplitude at its best value given the noise, $a^2 = \lVert \bar w \rVer
 and the variance of a network's output far away add up to $a^2$ on average, however many rows it has seen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bochner.models import Model
 from bochner.posteriors.closed_form import Statistics, features
 from bochner.predictive import GaussianPredictive, normal_log_density
+from bochner.training import Recipe, fit_map
 
 NOISES = tuple(2.0 ** (k / 4) for k in range(-28, 3))  # in standard deviations of the target
 AMPLITUDES = tuple(2.0 ** (k / 8) for k in range(-32, 49))  # in the same
@@ -49,6 +50,49 @@ def describe(members: Sequence[Member]) -> str:
         kind = "wide" if isinstance(member.model.extractor, nn.Identity) else "with hidden layers"
         kinds.setdefault(kind, []).append(member.weight)
     return ", ".join(f"{len(own)} {kind} ({sum(own):.2f})" for kind, own in kinds.items())
+
+
+def train_together(
+    make: Callable[[int], Model],
+    x: Tensor,
+    y: Tensor,
+    rows: Tensor,
+    recipe: Recipe,
+    *,
+    seeds: Sequence[int],
+    say: Callable[[str], None],
+    progress: bool,
+) -> list[Model]:
+    """Networks at their MAP estimates, trained in one stack; those that diverge are trained again at a third of the rate.
+
+    Args:
+        make: Makes a network of a number, in float32.
+        x: Inputs of all rows.
+        y: Their targets.
+        rows: Which rows each network learns from, (networks, n).
+        recipe: How to train.
+        seeds: A seed for each network.
+        say: Tells the user.
+        progress: Whether to show the epochs.
+
+    Returns:
+        The networks in float64; none at all where one diverges at both rates.
+    """
+    found: dict[int, Model] = {}
+    assert isinstance(recipe.lr, float)
+    for rate in (recipe.lr, recipe.lr / 3):
+        left = [number for number in range(len(seeds)) if number not in found]
+        say(f"training {len(left)} networks for {recipe.epochs} epochs of {rows.shape[1]} rows")
+        models = [make(number) for number in left]
+        given: Any = {"seed": [seeds[number] % 2**31 for number in left], "rows": rows[left], "progress": progress}
+        target = y.float() if y.is_floating_point() else y
+        fit = fit_map(models, x.float(), target, replace(recipe, lr=rate), **given)
+        trained = zip(left, models, fit.diverged.tolist(), strict=True)
+        found |= {number: model.double().eval() for number, model, diverged in trained if not diverged}
+        if len(found) == len(seeds):
+            return [found[number] for number in range(len(seeds))]
+        say(f"{len(seeds) - len(found)} of them diverged")
+    return []
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bochner import activations, spectra
 from bochner.activations import unknown
-from bochner.committee import Member, stacking_weights
+from bochner.committee import Member, stacking_weights, train_together
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian, Likelihood
 from bochner.models import Model
@@ -29,8 +29,7 @@ from bochner.posteriors.closed_form import (
     prior_precision,
     tune_marginal,
 )
-from bochner.posteriors.laplace import Laplace
-from bochner.training import Recipe, fit_map
+from bochner.training import Recipe, half_cosine
 
 POSTERIORS = ("closed_form", "laplace")
 CHUNK = 4096  # rows that are predicted at a time
@@ -65,17 +64,6 @@ TEXT = (
     "make_column_selector(dtype_exclude='number')), remainder='passthrough'), {name}()). "
     "The command 'bochner fit' takes text as it is."
 )
-
-
-def _cosine(progress: float) -> float:
-    return 0.5 + 0.5 * math.cos(math.pi * progress)
-
-
-def laplace_posterior(model: Model, x: Tensor, y: Tensor) -> Laplace:
-    """KFAC over all layers, laid out in memory as a file lays it out: then a loaded model predicts the same bits."""
-    posterior = Laplace(model, x, y)
-    posterior.state = [tuple(t.contiguous() for t in part) for part in posterior.state]
-    return posterior
 
 
 class Stationary(BaseEstimator, ABC):
@@ -228,7 +216,7 @@ class Stationary(BaseEstimator, ABC):
     def _trained(
         self, x: Tensor, y: Tensor, rows: Tensor, outputs: int, likelihood: Likelihood, seeds: list[int], **options: Any
     ) -> list[Model]:
-        """Networks at their MAP estimates, each from its own rows, trained together; none where one has diverged.
+        """Networks at their MAP estimates, each from its own rows, trained together; none where one diverges.
 
         The ``options`` are the width and the share of the longest training.
         """
@@ -236,21 +224,17 @@ class Stationary(BaseEstimator, ABC):
         options["lengthscale"] = 1.0
         if not self.hidden:
             options["lengthscale"] = torch.full((size,), math.sqrt(size), dtype=torch.float64)
-        models, beside = [], Intervals.of(x, INTERVALS, BESIDE) if self.hidden else None
-        for number, seed in enumerate(seeds):
-            options["kernel"] = kernels[number * len(kernels) // len(seeds)]
-            models.append(self._network(x.shape[1], outputs, likelihood, seed, beside, **options).float())
-        num = rows.shape[1]
+        beside = Intervals.of(x, INTERVALS, BESIDE) if self.hidden else None
+        num, columns = rows.shape[1], x.shape[1]
         batch = min(num, max(128, min(512, num // 100)))
-        epochs = max(3, min(EPOCHS, STEPS // math.ceil(num / batch)))
-        recipe = Recipe(max(1, round(share * epochs)), batch, lr=RATE, schedule=_cosine, tf32=True)
-        self._say(f"training {len(models)} networks for {recipe.epochs} epochs of {num} rows")
-        given: Any = {"seed": [s % 2**31 for s in seeds], "rows": rows, "progress": bool(self.verbose)}
-        fit = fit_map(models, x.float(), y.float() if y.is_floating_point() else y, recipe, **given)
-        if bool(fit.diverged.any()):
-            self._say(f"{int(fit.diverged.sum())} of them diverged, and they are left out together")
-            return []
-        return [model.double().eval() for model in models]
+        epochs = max(1, round(share * max(3, min(EPOCHS, STEPS // math.ceil(num / batch)))))
+        recipe = Recipe(epochs, batch, lr=RATE, schedule=half_cosine)
+
+        def make(number: int) -> Model:
+            kernel = kernels[number * len(kernels) // len(seeds)]
+            return self._network(columns, outputs, likelihood, seeds[number], beside, kernel=kernel, **options).float()
+
+        return train_together(make, x, y, rows, recipe, seeds=seeds, say=self._say, progress=bool(self.verbose))
 
     def _single(self, x: Tensor, y: Tensor, outputs: int, likelihood: Likelihood, seed: int) -> Model:
         """One trained network."""

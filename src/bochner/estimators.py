@@ -43,7 +43,6 @@ from bochner.estimator_base import (
     Group,
     Judged,
     Stationary,
-    laplace_posterior,
 )
 from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model
@@ -126,7 +125,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
             scores, _ = noise_scores(self.model_, x[learn], t[learn], x[held], t[held], amplitude=1.0)
             _set_noise(self.model_, NOISES[int(scores.argmax())])
             self.statistics_ = self._sums(x, t)
-            self.members_ = [Member(self.model_, laplace_posterior(self.model_, x, t), 1.0)]
+            self.members_ = [Member(self.model_, Laplace(self.model_, x, t), 1.0)]
         self._describe()
         self._cover(x)
         return self
@@ -284,7 +283,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             self._committee(x, target, order, classes, tuning, drawing)
         else:
             self.model_, self.amplitude_ = self._single(x, target, classes, Categorical(), drawing), 1.0
-            self.members_ = [Member(self.model_, laplace_posterior(self.model_, x, target), 1.0)]
+            self.members_ = [Member(self.model_, Laplace(self.model_, x, target), 1.0)]
         self.statistics_ = self._sums(x, torch.zeros_like(x[:, :1]))
         self._describe()
         self._cover(x)

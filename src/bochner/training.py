@@ -33,6 +33,11 @@ def square_root_decay(progress: float) -> float:
     return 0.72 + 0.28 * math.sqrt(1 - progress)
 
 
+def half_cosine(progress: float) -> float:
+    """½ + ½ cos πt at a share t of the epochs: from 1 down to 0, slowly at both ends."""
+    return 0.5 + 0.5 * math.cos(math.pi * progress)
+
+
 def adam(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """Adam, in one pass over the parameters. The Gaussian priors arrive as weight decay, which Adam adds to the gradient."""
     return torch.optim.Adam(groups, fused=True, capturable=groups[0]["params"][0].is_cuda)
