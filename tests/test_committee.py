@@ -9,7 +9,7 @@ from scipy.special import softmax
 from scipy.stats import norm
 from torch import nn
 
-from bochner import Gaussian, Model, StationaryLayer, estimator_base
+from bochner import Gaussian, Model, StationaryLayer, committee, estimator_base
 from bochner.committee import (
     AMPLITUDES,
     FACTORS,
@@ -26,6 +26,7 @@ from bochner.estimators import StationaryClassifier, StationaryRegressor
 from bochner.networks import mlp
 from bochner.posteriors.closed_form import ClosedForm
 from bochner.predictive import GaussianPredictive
+from bochner.training import Fit, Recipe
 
 
 def network(width=12, extractor=None):
@@ -43,6 +44,58 @@ def rows(num, seed=0):
 def tensors(num, seed=0):
     x, y = rows(num, seed)
     return torch.from_numpy(x), torch.from_numpy(y)[:, None]
+
+
+# ---------------------------------------------------------------------- training
+
+
+@pytest.mark.parametrize(
+    ("bad", "left"),
+    [
+        ("diverged once", [0, 1, 2]),
+        ("diverged twice", []),
+        ("scattered once", [0, 1, 2]),
+        ("scattered twice", [0, 1, 2]),
+    ],
+)
+def test_networks_that_go_astray_are_trained_again_at_a_third_of_the_rate(bad, left, monkeypatch):
+    calls, said, rows = [], [], torch.arange(6).reshape(3, 2)
+
+    def fit(models, x, y, recipe, *, seed, rows, progress):  # noqa: ARG001
+        calls.append((recipe.lr, seed, rows.tolist(), [model.number for model in models]))
+        now = [s == 8 and ("twice" in bad or len(calls) == 1) for s in seed]
+        for model, own in zip(models, now, strict=True):
+            model.extractor[0].weight.data.fill_(1000.0 if own and "scattered" in bad else 1.0)
+        return Fit(torch.zeros(1, len(models)), torch.tensor([own and "diverged" in bad for own in now]))
+
+    def make(number):
+        model = network(extractor=mlp(2, (2,), dropout=0.0))
+        model.number = number
+        return model.float()
+
+    monkeypatch.setattr(committee, "fit_map", fit)
+    x, y = tensors(6)
+    options = {"seeds": [7, 8, 9], "say": said.append, "progress": False}
+    found = committee.train_together(make, x, y, rows, Recipe(5, 2, lr=0.3), **options)
+    assert calls == [
+        (0.3, [7, 8, 9], rows.tolist(), [0, 1, 2]),
+        (pytest.approx(0.1), [8], [[2, 3]], [1]),
+    ]
+    assert [model.number for model in found] == left
+    assert all(model.layer.weight.dtype == torch.float64 and not model.training for model in found)
+    assert said[1] == "1 of them went astray"
+
+
+def test_a_scattered_network_can_say_nothing():
+    """Its closed form does not get beyond the mean, where one that keeps rows together learns them."""
+    (x, y), (new, truth) = tensors(300), tensors(200, seed=1)
+    for factor, hopeless in ((1.0, False), (1000.0, True)):
+        model = network(width=200, extractor=mlp(2, (2,), dropout=0.0).double())
+        model.extractor[0].weight.data.copy_(factor * torch.eye(2))
+        assert committee.scattered(model, x) == hopeless
+        error = (ClosedForm(model, x, y).predict(new).mean - truth).square().mean() / truth.var()
+        assert (float(error) > 0.9) == hopeless
+    assert not committee.scattered(network(), 1000 * x)  # without hidden layers lengthscales are tuned
 
 
 # ---------------------------------------------------------------------- weights
@@ -149,13 +202,13 @@ def test_a_mixture_of_one_is_itself():
     assert (found.variance == part.variance).all()
 
 
-def committee(*weights, groups):
+def members_of(*weights, groups):
     return [Member(network(), None, weight, group) for weight, group in zip(weights, groups, strict=True)]
 
 
 def test_agreed_is_the_posterior_mean_under_the_best_prior_variance():
     p = np.random.default_rng(0).dirichlet([3, 1, 2], (7, 50))
-    members = committee(*[0.2] * 4, *[0.2 / 3] * 3, groups=(0, 0, 0, 0, 2, 2, 2))
+    members = members_of(*[0.2] * 4, *[0.2 / 3] * 3, groups=(0, 0, 0, 0, 2, 2, 2))
     found = agreed(members, torch.from_numpy(p)).numpy()
     for row, own in zip(found, p.swapaxes(0, 1), strict=True):
         mean = 0.8 * own[:4].mean(0) + 0.2 * own[4:].mean(0)
@@ -172,14 +225,14 @@ def test_agreed_is_the_posterior_mean_under_the_best_prior_variance():
 
 def test_networks_that_agree_are_taken_at_their_word_and_one_of_a_kind_too():
     p = torch.tensor([[0.7, 0.3]], dtype=torch.float64)
-    pair = committee(0.5, 0.5, groups=(0, 0))
+    pair = members_of(0.5, 0.5, groups=(0, 0))
     torch.testing.assert_close(agreed(pair, torch.stack([p, p])), p)
-    torch.testing.assert_close(agreed(committee(1.0, groups=(0,)), p[None]), p)
+    torch.testing.assert_close(agreed(members_of(1.0, groups=(0,)), p[None]), p)
     apart = agreed(pair, torch.stack([p, 1.01 - p]))
     assert 0.5 < float(apart[0, 0]) < 0.501  # the order stays
     assert (agreed(pair, torch.full((2, 1, 2), 0.5, dtype=torch.float64)) == 0.5).all()
     # Two kinds may differ: how much each counts has been weighed.
-    torch.testing.assert_close(agreed(committee(0.01, 0.99, groups=(0, 1)), torch.stack([1 - p, p])), 0.98 * p + 0.01)
+    torch.testing.assert_close(agreed(members_of(0.01, 0.99, groups=(0, 1)), torch.stack([1 - p, p])), 0.98 * p + 0.01)
     tiny = torch.tensor([[1, 1e-18, 1e-30]], dtype=torch.float64)
     torch.testing.assert_close(agreed(pair, torch.stack([tiny, tiny])), tiny, atol=0, rtol=1e-12)
 
@@ -189,7 +242,7 @@ def test_the_average_over_random_networks_is_closer_to_uniform():
     generator = torch.Generator().manual_seed(0)
     p = torch.sigmoid(torch.randn(20, 5000, 1, generator=generator, dtype=torch.float64))
     both = torch.cat([p, 1 - p], -1)
-    found = agreed(committee(*[0.05] * 20, groups=[0] * 20), both)
+    found = agreed(members_of(*[0.05] * 20, groups=[0] * 20), both)
     left = (found - 0.5).abs().mean() / (both.mean(0) - 0.5).abs().mean()
     # E|t|(1 - 1/t²)₊ / E|t| for a standard normal t.
     expected = quad(lambda t: (t - 1 / t) * norm.pdf(t), 1, 10)[0] / quad(lambda t: t * norm.pdf(t), 0, 10)[0]

@@ -7,10 +7,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import bochner
+from bochner.experiments.rows import read_rows
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -110,3 +112,32 @@ def test_lines_are_not_too_long():
     for page in PAGES:
         for number, line in enumerate((ROOT / "docs" / page).read_text().splitlines(), start=1):
             assert len(line) <= 145, f"{page}, line {number}"
+
+
+def test_numbers_of_the_default_are_those_of_its_rows():
+    page, front = ((ROOT / name).read_text() for name in ("docs/default.md", "README.md"))
+    rows = read_rows(ROOT / "results/default/folds.jsonl") + read_rows(ROOT / "results/default/unseen.jsonl")
+    found = {(row["set"], row["model"]): [] for row in rows}
+    for row in rows:
+        found[row["set"], row["model"]].append(row)
+
+    def mean(own, name, digits=3):
+        return f"{np.mean([row[name] for row in own]):.{digits}f}".replace("-", "−")
+
+    def cell(own, name):
+        return f"{mean(own, name)} ± {np.std([row[name] for row in own]):.3f}"
+
+    for (name, model), own in found.items():
+        second = "rmse" if "rmse" in own[0] else "accuracy"
+        if model == "bochner" or model.startswith("gp-") or name.startswith(("friedman", "diabetes-")):
+            assert re.search(rf"{cell(own, 'nlpd')}\**\s*\|\s*\**{cell(own, second)}", page), (name, model)
+        elif len(own) == 10:
+            assert f"{mean(own, 'nlpd')} ({mean(own, second)})" in page, (name, model)
+    for name in ("boston", "concrete", "airfoil", "elevators"):
+        processes = [
+            float(mean(own, "nlpd").replace("−", "-")) for (s, m), own in found.items() if s == name and "gp" in m
+        ]
+        for value in (mean(found[name, "bochner"], "nlpd"), f"{min(processes):.3f}".replace("-", "−")):
+            assert f"| {value} |" in front, name
+    for row in read_rows(ROOT / "results/default/cost.jsonl"):
+        assert f"| {row['rows']:,} | {row['seconds']:.0f} | {row['bytes'] / 2**30:.2f} | {row['networks']} |" in page

@@ -21,6 +21,7 @@ from bochner.training import Recipe, fit_map
 NOISES = tuple(2.0 ** (k / 4) for k in range(-28, 3))  # in standard deviations of the target
 AMPLITUDES = tuple(2.0 ** (k / 8) for k in range(-32, 49))  # in the same
 FACTORS = tuple(0.5 + 0.025 * k for k in range(21))
+APART, SAMPLE = 10.0, 1000  # lengthscales, and how many rows tell
 REMAINS = 0.01  # of what the networks say of a row's classes where they do not agree: the order of classes stays
 
 Parts = Sequence[tuple[float, GaussianPredictive]]  # weights and predictions of a mixture
@@ -63,7 +64,7 @@ def train_together(
     say: Callable[[str], None],
     progress: bool,
 ) -> list[Model]:
-    """Networks at their MAP estimates, trained in one stack; those that diverge are trained again at a third of the rate.
+    """Networks at their MAP estimates, trained in one stack; those that go astray are trained again at a third of the rate.
 
     Args:
         make: Makes a network of a number, in float32.
@@ -80,19 +81,32 @@ def train_together(
     """
     found: dict[int, Model] = {}
     assert isinstance(recipe.lr, float)
-    for rate in (recipe.lr, recipe.lr / 3):
+    for rate, last in ((recipe.lr, False), (recipe.lr / 3, True)):
         left = [number for number in range(len(seeds)) if number not in found]
         say(f"training {len(left)} networks for {recipe.epochs} epochs of {rows.shape[1]} rows")
         models = [make(number) for number in left]
         given: Any = {"seed": [seeds[number] % 2**31 for number in left], "rows": rows[left], "progress": progress}
         target = y.float() if y.is_floating_point() else y
         fit = fit_map(models, x.float(), target, replace(recipe, lr=rate), **given)
-        trained = zip(left, models, fit.diverged.tolist(), strict=True)
-        found |= {number: model.double().eval() for number, model, diverged in trained if not diverged}
+        for number, model, diverged in zip(left, models, fit.diverged.tolist(), strict=True):
+            model.double().eval()
+            if not diverged and (last or not scattered(model, x[rows[number, :SAMPLE]])):
+                found[number] = model
         if len(found) == len(seeds):
             return [found[number] for number in range(len(seeds))]
-        say(f"{len(seeds) - len(found)} of them diverged")
+        say(f"{len(seeds) - len(found)} of them went astray")
     return []
+
+
+@torch.no_grad()
+def scattered(model: Model, x: Tensor) -> bool:
+    """Whether hidden layers have driven rows so many lengthscales apart that the network cannot relate any two of them.
+
+    That is how a network with a periodic layer diverges: its output stays finite, and random.
+    """
+    if isinstance(model.extractor, nn.Identity):
+        return False
+    return float((model.extractor(x) / model.layer.lengthscale).std(0).mean()) > APART
 
 
 @torch.no_grad()

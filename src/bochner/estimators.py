@@ -5,12 +5,13 @@ Inputs and targets are standardised inside, and everything that comes out is in 
 - A wide network without hidden layers for each kernel. The lengthscale of every column, the noise and the amplitude maximise the
   marginal likelihood of up to a thousand rows under one draw of the units; another, wider draw then predicts, so that no unit is
   fitted to the data.
-- From 300 rows on, networks with hidden layers, trained for three lengths of time. Each sees all rows but a tenth (400 at most).
-  The rows that they have not seen choose the noise of those trained for the same time, for classes their amplitude.
+- From 300 rows on, networks with hidden layers, trained for three lengths of time. Beside every column they see its intervals
+  between quantiles. Each sees all rows but a tenth (400 at most). The rows that they have not seen choose the noise of those
+  trained for the same time, for classes their amplitude.
 
 The same rows choose the weights, those of the mixture under which they are most probable, and a factor on all noises, so that
 the mixture is calibrated and not only its parts. The output layers of all networks that count are then integrated out over all
-rows. What was tried and measured is in docs/default.md.
+rows. Class probabilities on which the networks disagree are drawn to even ones. What was tried and measured is in docs/default.md.
 
 The score of a row is the share of the prior variance of $f$ that the training rows leave there under the first wide network: near
 0 among the data, towards 1 far away. It does not look at labels; for classes every row counts a quarter, the largest curvature of
@@ -237,8 +238,8 @@ class StationaryRegressor(RegressorMixin, Stationary):
 class StationaryClassifier(ClassifierMixin, Stationary):
     """Classification that knows when it does not know: a network with a stationary prior, for scikit-learn.
 
-    Far from the training rows the probabilities tend to those of the prior: the same for all classes, as nearly as the width lets
-    them.
+    Far from the training rows the probabilities tend to those of the prior: the same for all classes, as nearly as the number of
+    networks lets them.
 
     Args:
         kernel: The prior's kernel, or several of them: "matern32", "matern52", "rbf", "exponential" or a Spectrum.
