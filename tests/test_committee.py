@@ -84,6 +84,23 @@ def test_networks_that_go_astray_are_trained_again_at_a_third_of_the_rate(bad, l
     assert [model.number for model in found] == left
     assert all(model.layer.weight.dtype == torch.float64 and not model.training for model in found)
     assert said[1] == "1 of them went astray"
+    assert ("1 of them is still astray, and kept" in said) == (bad == "scattered twice")
+
+
+def test_one_rate_is_for_all_networks():
+    with pytest.raises(
+        ValueError, match=r"recipe parameter must have one learning rate for all networks, got \(0.1, 0.2\)"
+    ):
+        committee.train_together(None, None, None, None, Recipe(lr=(0.1, 0.2)), seeds=[1, 2], say=print, progress=False)
+
+
+@pytest.mark.parametrize(("spread", "expected"), [(0.8, False), (1.25, True)])
+def test_rows_are_scattered_from_ten_lengthscales_on(spread, expected):
+    model, x = network(extractor=mlp(2, (2,), dropout=0.0).double()), tensors(200)[0]
+    model.extractor[0].weight.data.copy_(torch.diag(spread * committee.APART / x.std(0)))
+    assert committee.scattered(model, x) == expected
+    model.layer.log_lengthscale.data += np.log(2.0)
+    assert not committee.scattered(model, x)
 
 
 def test_a_scattered_network_can_say_nothing():
@@ -353,9 +370,11 @@ def test_later_rows_reach_every_network(quick):
 
 
 @pytest.mark.parametrize("networks", [1, 2])
-def test_few_networks_are_enough(quick, networks):
-    x, y = rows(300)
-    assert StationaryRegressor(**{**quick, "networks": networks}).fit(x, y).score(*rows(200, seed=1)) > 0.8
+def test_few_networks_are_enough(quick, networks, monkeypatch):
+    monkeypatch.setattr(StationaryRegressor, "_weights", lambda *_: torch.tensor([0.0, 0.9, 0.1, 0.0]))
+    model = StationaryRegressor(**{**quick, "networks": networks}).fit(*rows(300))
+    assert [member.group for member in model.members_] == [0, *[1] * networks, *[2] * networks]
+    assert model.score(*rows(200, seed=1)) > 0.8
 
 
 def test_classes_are_a_mixture_too(quick):

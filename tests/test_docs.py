@@ -114,30 +114,64 @@ def test_lines_are_not_too_long():
             assert len(line) <= 145, f"{page}, line {number}"
 
 
+LABELS = {
+    "bochner": "default",
+    "no-intervals": "no intervals",
+    "one-length": "only the longest training",
+    "one-network": "`networks=1`",
+    "rbf": '`kernel="rbf"`',
+    "wide": "`hidden=()`",
+}
+
+
 def test_numbers_of_the_default_are_those_of_its_rows():
     page, front = ((ROOT / name).read_text() for name in ("docs/default.md", "README.md"))
-    rows = read_rows(ROOT / "results/default/folds.jsonl") + read_rows(ROOT / "results/default/unseen.jsonl")
-    found = {(row["set"], row["model"]): [] for row in rows}
-    for row in rows:
-        found[row["set"], row["model"]].append(row)
+    folder = ROOT / "results" / "default"
 
-    def mean(own, name, digits=3):
-        return f"{np.mean([row[name] for row in own]):.{digits}f}".replace("-", "−")
+    def rows(file, **wanted):
+        return [row for row in read_rows(folder / file) if all(row[name] == value for name, value in wanted.items())]
 
-    def cell(own, name):
-        return f"{mean(own, name)} ± {np.std([row[name] for row in own]):.3f}"
+    def mean(own, name):
+        return f"{np.mean([row[name] for row in own]):.3f}".replace("-", "−")
 
-    for (name, model), own in found.items():
-        second = "rmse" if "rmse" in own[0] else "accuracy"
-        if model == "bochner" or model.startswith("gp-") or name.startswith(("friedman", "diabetes-")):
-            assert re.search(rf"{cell(own, 'nlpd')}\**\s*\|\s*\**{cell(own, second)}", page), (name, model)
-        elif len(own) == 10:
-            assert f"{mean(own, 'nlpd')} ({mean(own, second)})" in page, (name, model)
+    def cells(own, *names):
+        return " | ".join(f"{mean(own, name)} ± {np.std([row[name] for row in own]):.3f}" for name in names)
+
+    plain = page.replace("**", "")
     for name in ("boston", "concrete", "airfoil", "elevators"):
-        processes = [
-            float(mean(own, "nlpd").replace("−", "-")) for (s, m), own in found.items() if s == name and "gp" in m
-        ]
-        for value in (mean(found[name, "bochner"], "nlpd"), f"{min(processes):.3f}".replace("-", "−")):
-            assert f"| {value} |" in front, name
-    for row in read_rows(ROOT / "results/default/cost.jsonl"):
+        own = rows("folds.jsonl", set=name, model="bochner")
+        line = f"{cells(own, 'nlpd', 'rmse')} | {mean(own, 'coverage_90')} | {mean(own, 'far_mean')} ({mean(own, 'far_low')})"
+        assert f"| {name} | default | {line} |" in plain
+        for model in ("gp-matern32", "gp-matern52", "gp-rbf"):
+            if own := rows("folds.jsonl", set=name, model=model):
+                assert f"| {cells(own, 'nlpd', 'rmse')} | {mean(own, 'coverage_90')} | |" in plain, (name, model)
+    for name in ("diabetes", "adult", "connect-4"):
+        own = rows("folds.jsonl", set=name, model="bochner")
+        far = f"{mean(own, 'far_mean')} ({mean(own, 'far_high')})"
+        assert f"| {name} | {cells(own, 'nlpd', 'accuracy', 'ece')} | {far} |" in plain
+    own = rows("cpu/folds.jsonl", set="elevators")
+    far = f"{mean(own, 'far_mean')} ({mean(own, 'far_low')})"
+    assert f"| elevators | {cells(own, 'nlpd', 'rmse')} | {mean(own, 'coverage_90')} | {far} |" in plain
+    for model, label in LABELS.items():
+        found = []
+        for name in ("boston", "concrete", "airfoil", "elevators", "diabetes"):
+            own = rows("folds.jsonl", set=name, model=model, seed=0)
+            second = "accuracy" if name == "diabetes" else "rmse"
+            found.append(f"{mean(own, 'nlpd')} ({mean(own, second)})" if len(own) == 10 else "")
+        assert f"| {label} | {' | '.join(found)} |".replace("|  |", "| |") in plain
+    for name in ("diabetes-progression", "friedman1", "friedman2", "friedman3"):
+        for model in {row["model"] for row in rows("unseen.jsonl")}:
+            own = rows("unseen.jsonl", set=name, model=model)
+            label = "default" if model == "bochner" else model
+            assert f"| {name} | {label} | {cells(own, 'nlpd', 'rmse')} | {mean(own, 'coverage_90')} |" in plain
+    for row in read_rows(folder / "cost.jsonl"):
         assert f"| {row['rows']:,} | {row['seconds']:.0f} | {row['bytes'] / 2**30:.2f} | {row['networks']} |" in page
+    for words in ("default", "exact GP"):
+        found = []
+        for name in ("boston", "concrete", "airfoil", "elevators"):
+            models = ["bochner"] if words == "default" else ["gp-matern32", "gp-matern52", "gp-rbf"]
+            means = [
+                np.mean([r["nlpd"] for r in own]) for m in models if (own := rows("folds.jsonl", set=name, model=m))
+            ]
+            found.append(f"{min(means):.3f}".replace("-", "−"))
+        assert f"| {words} | {' | '.join(found)} |" in front

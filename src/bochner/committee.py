@@ -79,8 +79,11 @@ def train_together(
     Returns:
         The networks in float64; none at all where one diverges at both rates.
     """
+    if not isinstance(recipe.lr, float):
+        raise ValueError(
+            f"The recipe parameter must have one learning rate for all networks, got {recipe.lr!r} instead."
+        )
     found: dict[int, Model] = {}
-    assert isinstance(recipe.lr, float)
     for rate, last in ((recipe.lr, False), (recipe.lr / 3, True)):
         left = [number for number in range(len(seeds)) if number not in found]
         say(f"training {len(left)} networks for {recipe.epochs} epochs of {rows.shape[1]} rows")
@@ -89,9 +92,10 @@ def train_together(
         target = y.float() if y.is_floating_point() else y
         fit = fit_map(models, x.float(), target, replace(recipe, lr=rate), **given)
         for number, model, diverged in zip(left, models, fit.diverged.tolist(), strict=True):
-            model.double().eval()
-            if not diverged and (last or not scattered(model, x[rows[number, :SAMPLE]])):
+            astray = scattered(model.double().eval(), x[rows[number, :SAMPLE]])
+            if not diverged and (last or not astray):
                 found[number] = model
+                say("1 of them is still astray, and kept") if astray else None
         if len(found) == len(seeds):
             return [found[number] for number in range(len(seeds))]
         say(f"{len(seeds) - len(found)} of them went astray")

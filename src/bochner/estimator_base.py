@@ -38,18 +38,15 @@ EPOCHS, STEPS, RATE = 400, 4000, 3e-3  # of the longest training: the smaller of
 LENGTHS = (1, 1 / 6, 1 / 36)  # of the trainings, as shares of that
 TRAINED_FROM = 300  # rows; fewer cannot judge
 TRAINED_WIDTH = 500
-INTERVALS, BESIDE = (
-    16,
-    1024,
-)  # of a column and of all columns, that networks with hidden layers see beside the columns; at most
+INTERVALS, BESIDE = 16, 1024  # of a column and of all columns, at most
 TRIAL_ROWS = 10_000  # the output layers that held-out rows judge learn from so many
 BLOCK = 200  # rows of a block that judges, at most
-HELD_OUT = 2000  # rows that choose an amplitude or a single network's noise, at most
+HELD_OUT = 2000  # rows that choose a single network's noise, at most; twice as many choose an amplitude
 LEAST = 0.05  # a group of networks that counts for less is left out
 MOST = 30  # networks: more leave too few rows for each to be judged by
 DRAWS = 256
 FOLDS = 3
-AMPLITUDES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+CLASS_AMPLITUDES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 LARGEST = 1e100  # beyond, sums of squares overflow
 
 Group = list[tuple[Model, float]]  # networks and their amplitudes
@@ -216,7 +213,7 @@ class Stationary(BaseEstimator, ABC):
     def _trained(
         self, x: Tensor, y: Tensor, rows: Tensor, outputs: int, likelihood: Likelihood, seeds: list[int], **options: Any
     ) -> list[Model]:
-        """Networks at their MAP estimates, each from its own rows, trained together; none where one diverges.
+        """Networks at their MAP estimates, each from its own rows, trained together; none where one diverges at both rates.
 
         The ``options`` are the width and the share of the longest training.
         """

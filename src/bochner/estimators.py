@@ -3,7 +3,7 @@ r"""Scikit-learn estimators: a table in, predictions out that say how sure they 
 Inputs and targets are standardised inside, and everything that comes out is in the original units. The prediction is a mixture:
 
 - A wide network without hidden layers for each kernel. The lengthscale of every column, the noise and the amplitude maximise the
-  marginal likelihood of up to a thousand rows under one draw of the units; another, wider draw then predicts, so that no unit is
+  marginal likelihood of up to a thousand rows under one draw of the units; another draw then predicts, so that no unit is
   fitted to the data.
 - From 300 rows on, networks with hidden layers, trained for three lengths of time. Beside every column they see its intervals
   between quantiles. Each sees all rows but a tenth (400 at most). The rows that they have not seen choose the noise of those
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from bochner.committee import NOISES, Member, agreed, mixed, noise_factor, noise_scores
 from bochner.estimator_base import (
-    AMPLITUDES,
+    CLASS_AMPLITUDES,
     DRAWS,
     FOLDS,
     HELD_OUT,
@@ -346,7 +346,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
                 total += float(posterior.predict(x[held]).log_prob(y[held]).sum())
             return total
 
-        return max(AMPLITUDES, key=score)
+        return max(CLASS_AMPLITUDES, key=score)
 
     def _describe(self) -> None:
         """The numbers that follow from the networks and their posteriors."""
