@@ -48,7 +48,7 @@ def test_scikit_learns_own_checks_pass_without_exceptions(kind, monkeypatch):
         "EPOCHS": 20,
     }.items():  # hundreds of fits: what is checked is manners
         monkeypatch.setattr(estimator_base, name, value)
-    monkeypatch.setattr(estimators, "AMPLITUDES", (1.0, 4.0))
+    monkeypatch.setattr(estimators, "CLASS_AMPLITUDES", (1.0, 4.0))
     found = check_estimator(kind(width=20, kernel="rbf", hidden=(4,), networks=1), on_skip=None)
     assert {row["check_name"] for row in found if row["status"] != "passed"} <= {"check_array_api_input"}
     assert not any(row["expected_to_fail"] for row in found)

@@ -87,7 +87,9 @@ class Kron(Curvature):
                 precision = (values_b + 1 / pi)[..., :, None] * (values_a + pi)[..., None, :]
             else:
                 precision = values_b[..., :, None] * values_a[..., None, :] + 1
-            state.append((vectors_b, unit[:, None].to(dtype) * vectors_a, precision.reciprocal()))
+            part = (vectors_b, unit[:, None].to(dtype) * vectors_a, precision.reciprocal())
+            # Laid out as a file lays it out: then a posterior that is read back predicts the same bits.
+            state.append(tuple(t.contiguous() for t in part))
         return state
 
     def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:

@@ -79,8 +79,7 @@ class Laplace:
         self.layers = [t for t in layers if t.module is self.model.output] if structure == "last_layer" else layers
         self.curvature = kinds[structure](self.layers, damping)
         self.listener = Listener(self.model, self.layers, x[0] if self.own_data else x)
-        # Laid out as a file lays it out: then a posterior that is read back predicts the same bits.
-        self.state = [tuple(t.contiguous() for t in part) for part in self._fit(x, chunk)]
+        self.state = self._fit(x, chunk)
 
     def _fit(self, x: Tensor, chunk: int) -> list[Any]:
         example = x[0] if self.own_data else x
