@@ -152,16 +152,15 @@ def fit(
             table, target, dropped=_names(drop), task=task, share=test, verbose=errors.is_terminal, **options
         )
         found = measure(fitted.estimator, *fitted.held) if len(fitted.held[0]) else {}
-        names = fitted.encoder.names
-        sections = (
-            model_sections(fitted.estimator, fitted.train, fitted.held, columns=names, target=target) if report else []
-        )
+        names, sections = fitted.encoder.names, []
+        if report is not None:  # a report that fails leaves no model behind
+            sections = model_sections(fitted.estimator, fitted.train, fitted.held, columns=names, target=target)
         save(out, fitted.estimator, table=fitted.encoder.to_json())
         if report is not None:
             write(report, f"{table.name}: {target}", sections)
-    rows = len(fitted.train[0])
     if as_json:
-        answer = {"model": str(out), "task": fitted.task, "rows": rows, "inputs": len(names), "held_out": found}
+        answer = {"model": str(out), "task": fitted.task, "rows": len(fitted.train[0]), "inputs": len(names)}
+        answer["held_out"] = found
         print(json.dumps(answer, allow_nan=False))
     else:
         _tell(fitted, found, [out] if report is None else [out, report])

@@ -95,7 +95,8 @@ def train_together(
             astray = scattered(model.double().eval(), x[rows[number, :SAMPLE]])
             if not diverged and (last or not astray):
                 found[number] = model
-                say("1 of them is still astray, and kept") if astray else None
+                if astray:
+                    say("1 of them is still astray, and kept")
         if len(found) == len(seeds):
             return [found[number] for number in range(len(seeds))]
         say(f"{len(seeds) - len(found)} of them went astray")
