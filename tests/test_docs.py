@@ -166,6 +166,9 @@ def test_numbers_of_the_default_are_those_of_its_rows():
             assert f"| {name} | {label} | {cells(own, 'nlpd', 'rmse')} | {mean(own, 'coverage_90')} |" in plain
     for row in read_rows(folder / "cost.jsonl"):
         assert f"| {row['rows']:,} | {row['seconds']:.0f} | {row['bytes'] / 2**30:.2f} | {row['networks']} |" in page
+    (row,) = read_rows(folder / "boston.jsonl")
+    for name in ("bochner_tuning", "gpytorch_own_matern", "gpytorch_tuning"):
+        assert f"{row[name]:.2f} s" in page
     for words in ("default", "exact GP"):
         found = []
         for name in ("boston", "concrete", "airfoil", "elevators"):
