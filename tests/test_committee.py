@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from scipy.integrate import quad
-from scipy.optimize import minimize, minimize_scalar
-from scipy.special import softmax
-from scipy.stats import norm
+from scipy.optimize import minimize
+from scipy.special import expit, softmax
+from scipy.stats import chi, norm, uniform
 from torch import nn
 
 from bochner import Gaussian, Model, StationaryLayer, committee, estimator_base
@@ -223,21 +223,21 @@ def members_of(*weights, groups):
     return [Member(network(), None, weight, group) for weight, group in zip(weights, groups, strict=True)]
 
 
-def test_agreed_is_the_posterior_mean_under_the_best_prior_variance():
-    p = np.random.default_rng(0).dirichlet([3, 1, 2], (7, 50))
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_agreed_is_the_mean_over_whether_the_networks_know_something(classes):
+    """Bayes' rule with scipy's densities of the distance from even probabilities."""
+    p = np.random.default_rng(0).dirichlet(np.linspace(0.5, 2, classes), (7, 50))
     members = members_of(*[0.2] * 4, *[0.2 / 3] * 3, groups=(0, 0, 0, 0, 2, 2, 2))
     found = agreed(members, torch.from_numpy(p)).numpy()
-    for row, own in zip(found, p.swapaxes(0, 1), strict=True):
-        mean = 0.8 * own[:4].mean(0) + 0.2 * own[4:].mean(0)
-        error = 0.8**2 * own[:4].var(0, ddof=1).sum() / 4 + 0.2**2 * own[4:].var(0, ddof=1).sum() / 3
-
-        def unlikely(log_variance, mean=mean, error=error):  # a normal of two dimensions, of the same spread in both
-            total = (np.exp(log_variance) + error) / 2
-            return np.log(total) + ((mean - 1 / 3) ** 2).sum() / (2 * total)
-
-        variance = np.exp(minimize_scalar(unlikely, bounds=(-40, 5), method="bounded", options={"xatol": 1e-9}).x)
-        share = max(variance / (variance + error), 0.01)
-        np.testing.assert_allclose(row, 1 / 3 + share * (mean - 1 / 3), atol=1e-4)
+    mean = 0.8 * p[:4].mean(0) + 0.2 * p[4:].mean(0)
+    error = 0.8**2 * p[:4].var(0, ddof=1).sum(1) / 4 + 0.2**2 * p[4:].var(0, ddof=1).sum(1) / 3
+    distance = np.linalg.norm(mean - 1 / classes, axis=1)
+    nothing = 10 * chi.pdf(distance, classes - 1, scale=np.sqrt(error / (classes - 1)))
+    corner = np.linalg.norm(np.eye(classes)[0] - 1 / classes)  # as far as it can be
+    something = uniform.pdf(distance, scale=corner)
+    share = np.maximum(something / (something + nothing), 0.01)
+    assert 0.1 < share.mean() < 0.9
+    np.testing.assert_allclose(found, 1 / classes + share[:, None] * (mean - 1 / classes), rtol=1e-10)
 
 
 def test_networks_that_agree_are_taken_at_their_word_and_one_of_a_kind_too():
@@ -255,15 +255,19 @@ def test_networks_that_agree_are_taken_at_their_word_and_one_of_a_kind_too():
 
 
 def test_the_average_over_random_networks_is_closer_to_uniform():
-    """Networks that say random things, as far from the data: a third of the mean error is left."""
+    """Networks that say random things, as far from the data: a twentieth of the mean error is left."""
     generator = torch.Generator().manual_seed(0)
     p = torch.sigmoid(torch.randn(20, 5000, 1, generator=generator, dtype=torch.float64))
     both = torch.cat([p, 1 - p], -1)
     found = agreed(members_of(*[0.05] * 20, groups=[0] * 20), both)
     left = (found - 0.5).abs().mean() / (both.mean(0) - 0.5).abs().mean()
-    # E|t|(1 - 1/t²)₊ / E|t| for a standard normal t.
-    expected = quad(lambda t: (t - 1 / t) * norm.pdf(t), 1, 10)[0] / quad(lambda t: t * norm.pdf(t), 0, 10)[0]
-    assert float(left) == pytest.approx(expected, abs=0.04)
+    spread = (quad(lambda z: (expit(z) - 0.5) ** 2 * norm.pdf(z), -10, 10)[0] / 20) ** 0.5  # of the average
+
+    def share(t):
+        return 1 / (1 + 10 * 2 * norm.pdf(t) / spread * 0.5)
+
+    expected = quad(lambda t: t * share(t) * norm.pdf(t), 0, 10)[0] / quad(lambda t: t * norm.pdf(t), 0, 10)[0]
+    assert float(left) == pytest.approx(expected, abs=0.01)
 
 
 def test_the_factor_finds_the_noise_and_is_careful():

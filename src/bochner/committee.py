@@ -6,6 +6,7 @@ with the amplitude at its best value given the noise, $a^2 = \lVert \bar w \rVer
 and the variance of a network's output far away add up to $a^2$ on average, however many rows it has seen.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,7 @@ NOISES = tuple(2.0 ** (k / 4) for k in range(-28, 3))  # in standard deviations 
 AMPLITUDES = tuple(2.0 ** (k / 8) for k in range(-32, 49))  # in the same
 FACTORS = tuple(0.5 + 0.025 * k for k in range(21))
 APART, SAMPLE = 10.0, 1000  # lengthscales, and how many rows tell
+AGAINST = 10.0  # odds that the networks know nothing of a row, before they have spoken
 REMAINS = 0.01  # of what the networks say of a row's classes where they do not agree: the order of classes stays
 
 Parts = Sequence[tuple[float, GaussianPredictive]]  # weights and predictions of a mixture
@@ -168,11 +170,12 @@ def mixed(parts: Parts) -> GaussianPredictive:
 
 
 def agreed(members: Sequence[Member], probabilities: Tensor) -> Tensor:
-    r"""Class probabilities of a committee, (networks, n, c) to (n, c): the average, drawn to uniform where networks disagree.
+    r"""Class probabilities of a committee, (networks, n, c) to (n, c): the average, drawn to even ones where networks disagree.
 
-    The networks of a group are a sample, and the committee's average $\bar p$ an estimate of what infinitely many would say, with
-    a variance $V$ that the disagreement within groups tells. Under a normal prior around $1/c$ with the variance that makes the
-    row's $\bar p$ most probable, the posterior mean is $1/c + (1 - V/\lVert \bar p - 1/c \rVert^2)_+ (\bar p - 1/c)$.
+    The networks of a group are a sample, and the disagreement within groups tells the variance $V$ of the committee's average
+    $\bar p$. If they know nothing of a row, the distance $r = \lVert \bar p - 1/c \rVert$ is that of a normal vector around 0 with
+    variance $V/(c - 1)$ in each of $c - 1$ directions; if they know something, any distance is as likely. Beforehand the odds are
+    ``AGAINST`` to one for nothing. The answer is $s \bar p + (1 - s)/c$, with the probability $s$ that they know something.
     """
     mean, variance, uniform = probabilities.new_zeros(()), probabilities.new_zeros(()), 1 / probabilities.shape[-1]
     for group in {member.group for member in members}:
@@ -181,8 +184,13 @@ def agreed(members: Sequence[Member], probabilities: Tensor) -> Tensor:
         mean = mean + weight * said.mean(0)
         if len(own) > 1:
             variance = variance + weight**2 / len(own) * said.var(0).sum(1)
-    share = 1 - variance / (mean - uniform).square().sum(1).clamp(min=1e-300)
-    share = share.clamp(min=REMAINS)[:, None]
+    ways = probabilities.shape[-1] - 1  # the distance over the spread is that of a chi distribution with so many
+    distance, spread = (mean - uniform).norm(dim=1), (variance / ways).sqrt().clamp(min=1e-150)
+    ratio = distance / spread
+    chi = torch.xlogy(ratio.new_tensor(ways - 1), ratio) - ratio.square() / 2 - math.lgamma(ways / 2)
+    nothing = chi + (1 - ways / 2) * math.log(2) - spread.log()  # log density of the distance
+    something = -0.5 * math.log(1 - uniform)
+    share = torch.sigmoid(something - nothing - math.log(AGAINST)).clamp(min=REMAINS)[:, None]
     return share * mean + (1 - share) * uniform
 
 

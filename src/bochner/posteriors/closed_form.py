@@ -24,6 +24,7 @@ from bochner.predictive import GaussianPredictive
 from bochner.validation import check_data
 
 CHUNK = 16_384
+STRIP = 128  # columns of a product of which only the lower half is needed
 
 
 def cholesky(matrix: Tensor) -> Tensor:
@@ -127,7 +128,10 @@ def dual_log_marginal(model: Model, x: Tensor, y: Tensor, amplitude: Tensor) -> 
     variance, target, outputs = _noise(model).square(), y.double(), y.shape[-1]
     with torch.no_grad():
         exact = phi.double()
-        factor = cholesky(exact @ exact.mT + variance * torch.eye(len(x)).to(target))
+        matrix = variance * torch.eye(len(x)).to(target)
+        for start in range(0, len(x), STRIP):  # the factorisation reads the lower triangle
+            matrix[start:, start : start + STRIP].addmm_(exact[start:], exact[start : start + STRIP].mT)
+        factor = cholesky(matrix)
         solved = torch.cholesky_solve(target, factor)
         log_det = 2 * factor.diagonal().log().sum() + len(x) * math.log(2 * math.pi)
         value = -0.5 * ((target * solved).sum() + outputs * log_det)
