@@ -255,19 +255,20 @@ def test_networks_that_agree_are_taken_at_their_word_and_one_of_a_kind_too():
 
 
 def test_the_average_over_random_networks_is_closer_to_uniform():
-    """Networks that say random things, as far from the data: a twentieth of the mean error is left."""
+    """Networks that say random things, as far from the data: little of the mean error is left."""
     generator = torch.Generator().manual_seed(0)
-    p = torch.sigmoid(torch.randn(20, 5000, 1, generator=generator, dtype=torch.float64))
+    p = torch.sigmoid(torch.randn(500, 5000, 1, generator=generator, dtype=torch.float64))
     both = torch.cat([p, 1 - p], -1)
-    found = agreed(members_of(*[0.05] * 20, groups=[0] * 20), both)
+    found = agreed(members_of(*[1 / 500] * 500, groups=[0] * 500), both)
     left = (found - 0.5).abs().mean() / (both.mean(0) - 0.5).abs().mean()
-    spread = (quad(lambda z: (expit(z) - 0.5) ** 2 * norm.pdf(z), -10, 10)[0] / 20) ** 0.5  # of the average
+    spread = (quad(lambda z: (expit(z) - 0.5) ** 2 * norm.pdf(z), -10, 10)[0] / 500) ** 0.5  # of the average
 
-    def share(t):
+    def share(t):  # the distance is |p̄ - ½|, at most ½
         return 1 / (1 + 10 * 2 * norm.pdf(t) / spread * 0.5)
 
     expected = quad(lambda t: t * share(t) * norm.pdf(t), 0, 10)[0] / quad(lambda t: t * norm.pdf(t), 0, 10)[0]
-    assert float(left) == pytest.approx(expected, abs=0.01)
+    assert float(left) == pytest.approx(expected, rel=0.2)
+    assert float(left) < 0.02
 
 
 def test_the_factor_finds_the_noise_and_is_careful():
