@@ -260,19 +260,18 @@ def run_boston(options: argparse.Namespace) -> None:
     x = torch.from_numpy((split[0] - split[0].mean(0)) / split[0].std(0))
     y, start = torch.from_numpy(split[1])[:, None], torch.full((x.shape[1],), float(np.sqrt(x.shape[1]))).double()
     wide = StationaryRegressor(random_state=0, hidden=(), device="cpu")
-    steps = GP_STEPS
 
     def tune(width: int) -> None:
         layer: Any = {"kernel": "matern32", "lengthscale": start, "width": width}
         model = wide._network(x.shape[1], 1, Gaussian(0.3), 0, None, **layer).float()
-        tune_marginal(model, x.float(), y.float(), steps=steps, lr=0.1)
+        tune_marginal(model, x.float(), y.float(), steps=GP_STEPS, lr=0.1)
 
     runs = {
         "bochner_tuning": lambda: tune(1000),
         "gpytorch_tuning": lambda: GaussianProcess(
-            Matern(1.5), x, y, lengthscale=start, noise=0.3, steps=steps, lr=0.1
+            Matern(1.5), x, y, lengthscale=start, noise=0.3, steps=GP_STEPS, lr=0.1
         ),
-        "gpytorch_own_matern": lambda: own_kernel(x, y, steps),
+        "gpytorch_own_matern": lambda: own_kernel(x, y, GP_STEPS),
         "bochner_fit_wide": lambda: wide.fit(split[0], split[1]),
         "bochner_fit": lambda: StationaryRegressor(random_state=0, device="cpu").fit(split[0], split[1]),
     }
@@ -284,15 +283,8 @@ def run_boston(options: argparse.Namespace) -> None:
                 run()
                 taken[name].append(time.perf_counter() - began)
     found = {name: float(np.median(own[1:])) for name, own in taken.items()}
-    row = {
-        "set": "boston",
-        "steps": steps,
-        "repeats": REPEATS,
-        "threads": torch.get_num_threads(),
-        **found,
-        **provenance("cpu"),
-    }
-    add_rows(options.out / "boston.jsonl", [row], lambda r: (r["set"],))
+    row = {"set": "boston", "steps": GP_STEPS, "repeats": REPEATS, "threads": torch.get_num_threads()} | found
+    add_rows(options.out / "boston.jsonl", [row | provenance("cpu")], lambda r: (r["set"],))
     print(row)
 
 
@@ -375,8 +367,6 @@ def run_report(options: argparse.Namespace) -> None:
         if own := [row for row in found if row["set"] in names]:
             lines += ["", f"## {title}, ten folds", "", *table(own, columns)]
     lines += ["", "## The default against the exact process", "", *paired([r for r in found if r["set"] in REGRESSION])]
-    if rows := read_rows(options.out / "cpu" / "folds.jsonl"):
-        lines += ["", "## On two cores, one thread a fit", "", *table(rows, parts[0][2])]
     if rows := read_rows(options.out / "unseen.jsonl"):
         lines += ["", "## Sets that were not looked at", "", *table(rows, ("nlpd", "rmse", "coverage_90", "seconds"))]
     if rows := read_rows(options.out / "cost.jsonl"):
