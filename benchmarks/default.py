@@ -261,13 +261,13 @@ def run_boston(options: argparse.Namespace) -> None:
     y, start = torch.from_numpy(split[1])[:, None], torch.full((x.shape[1],), float(np.sqrt(x.shape[1]))).double()
     wide = StationaryRegressor(random_state=0, hidden=(), device="cpu")
 
-    def tune(width: int) -> None:
-        layer: Any = {"kernel": "matern32", "lengthscale": start, "width": width}
+    def tune() -> None:
+        layer: Any = {"kernel": "matern32", "lengthscale": start, "width": 1000}
         model = wide._network(x.shape[1], 1, Gaussian(0.3), 0, None, **layer).float()
         tune_marginal(model, x.float(), y.float(), steps=GP_STEPS, lr=0.1)
 
     runs = {
-        "bochner_tuning": lambda: tune(1000),
+        "bochner_tuning": tune,
         "gpytorch_tuning": lambda: GaussianProcess(
             Matern(1.5), x, y, lengthscale=start, noise=0.3, steps=GP_STEPS, lr=0.1
         ),
@@ -329,25 +329,37 @@ def table(rows: list[Row], columns: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def fold_means(rows: list[Row]) -> dict[int, float]:
-    return {fold: float(np.mean([r["nlpd"] for r in rows if r["fold"] == fold])) for fold in {r["fold"] for r in rows}}
+def less(rows: list[Row], model: str, other: str) -> np.ndarray:
+    """NLPD of a model less that of another in each fold that both have, seeds averaged."""
+    found = [
+        [[r["nlpd"] for r in rows if (r["model"], r["fold"]) == (m, f)] for f in range(10)] for m in (model, other)
+    ]
+    return np.array([np.mean(own) - np.mean(peer) for own, peer in zip(*found, strict=True) if own and peer])
+
+
+def error(values: np.ndarray) -> str:
+    return f"{values.mean():+.3f} ± {values.std(ddof=1) / len(values) ** 0.5:.3f}"
 
 
 def paired(rows: list[Row]) -> list[str]:
-    """The default's NLPD less that of the best process, on the folds that both have, seeds averaged; ± is the standard error."""
-    lines = [
-        "| set | process | folds | difference of NLPD | folds where the default is better |",
-        "|---|---|---|---|---|",
-    ]
+    """The default's NLPD less that of the best process; ± is the standard error."""
+    lines = ["| set | process | folds | difference of NLPD | folds where it is better |", "|---|---|---|---|---|"]
     for name in dict.fromkeys(row["set"] for row in rows):
         own = [row for row in rows if row["set"] == name]
-        means = {m: fold_means([row for row in own if row["model"] == m]) for m in {row["model"] for row in own}}
-        processes = {m: float(np.mean([*own.values()])) for m, own in means.items() if m.startswith("gp-")}
-        best = min(processes, key=processes.__getitem__)
-        both = sorted(means["bochner"].keys() & means[best].keys())
-        less = np.array([means["bochner"][f] - means[best][f] for f in both])
-        change = f"{less.mean():.3f} ± {less.std(ddof=1) / len(less) ** 0.5:.3f}"
-        lines.append(f"| {name} | {best} | {len(both)} | {change} | {(less < 0).sum()} |")
+        processes = {row["model"] for row in own if row["model"].startswith("gp-")}
+        best = min(processes, key=lambda m: np.mean([row["nlpd"] for row in own if row["model"] == m]))
+        change = less(own, "bochner", best)
+        lines.append(f"| {name} | {best} | {len(change)} | {error(change)} | {(change < 0).sum()} |")
+    return lines
+
+
+def worth(rows: list[Row]) -> list[str]:
+    """NLPD of each variant less that of the default, seed 0; ± is the standard error."""
+    sets = [name for name in (*REGRESSION, *CLASSES) if any((r["set"], r["model"]) == (name, "wide") for r in rows)]
+    lines = [f"| variant | {' | '.join(sets)} |", "|---" * (len(sets) + 1) + "|"]
+    for variant in [name for name in VARIANTS if name != "bochner"]:
+        own = [less([r for r in rows if r["set"] == name and r["seed"] == 0], variant, "bochner") for name in sets]
+        lines.append(f"| {variant} | {' | '.join(error(change) if len(change) else '' for change in own)} |")
     return lines
 
 
@@ -367,6 +379,7 @@ def run_report(options: argparse.Namespace) -> None:
         if own := [row for row in found if row["set"] in names]:
             lines += ["", f"## {title}, ten folds", "", *table(own, columns)]
     lines += ["", "## The default against the exact process", "", *paired([r for r in found if r["set"] in REGRESSION])]
+    lines += ["", "## What the parts are worth: NLPD of variants less that of the default, seed 0", "", *worth(found)]
     if rows := read_rows(options.out / "unseen.jsonl"):
         lines += ["", "## Sets that were not looked at", "", *table(rows, ("nlpd", "rmse", "coverage_90", "seconds"))]
     if rows := read_rows(options.out / "cost.jsonl"):

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from scipy.integrate import quad
 from scipy.optimize import minimize
-from scipy.special import expit, softmax
+from scipy.special import softmax
 from scipy.stats import chi, norm, uniform
 from torch import nn
 
@@ -232,7 +231,8 @@ def test_agreed_is_the_mean_over_whether_the_networks_know_something(classes):
     mean = 0.8 * p[:4].mean(0) + 0.2 * p[4:].mean(0)
     error = 0.8**2 * p[:4].var(0, ddof=1).sum(1) / 4 + 0.2**2 * p[4:].var(0, ddof=1).sum(1) / 3
     distance = np.linalg.norm(mean - 1 / classes, axis=1)
-    nothing = 10 * chi.pdf(distance, classes - 1, scale=np.sqrt(error / (classes - 1)))
+    spread = np.sqrt(error / (classes - 1))
+    nothing = 10 * chi.pdf(np.maximum(distance, spread * np.sqrt(classes - 2)), classes - 1, scale=spread)
     corner = np.linalg.norm(np.eye(classes)[0] - 1 / classes)  # as far as it can be
     something = uniform.pdf(distance, scale=corner)
     share = np.maximum(something / (something + nothing), 0.01)
@@ -250,25 +250,41 @@ def test_networks_that_agree_are_taken_at_their_word_and_one_of_a_kind_too():
     assert (agreed(pair, torch.full((2, 1, 2), 0.5, dtype=torch.float64)) == 0.5).all()
     # Two kinds may differ: how much each counts has been weighed.
     torch.testing.assert_close(agreed(members_of(0.01, 0.99, groups=(0, 1)), torch.stack([1 - p, p])), 0.98 * p + 0.01)
+    torch.testing.assert_close(agreed(pair, torch.stack([p, p]).float()), p.float())
     tiny = torch.tensor([[1, 1e-18, 1e-30]], dtype=torch.float64)
     torch.testing.assert_close(agreed(pair, torch.stack([tiny, tiny])), tiny, atol=0, rtol=1e-12)
 
 
-def test_the_average_over_random_networks_is_closer_to_uniform():
-    """Networks that say random things, as far from the data: little of the mean error is left."""
+@pytest.mark.parametrize(("number", "most"), [(3, 0.3), (6, 0.12), (18, 0.05)])
+def test_the_average_over_random_networks_is_closer_to_uniform(number, most):
+    """Networks that say random things, as far from the data: the share of their distance that is left, by quadrature."""
     generator = torch.Generator().manual_seed(0)
-    p = torch.sigmoid(torch.randn(500, 5000, 1, generator=generator, dtype=torch.float64))
+    p = 0.5 + 0.1 * torch.randn(number, 40_000, 1, generator=generator, dtype=torch.float64)
     both = torch.cat([p, 1 - p], -1)
-    found = agreed(members_of(*[1 / 500] * 500, groups=[0] * 500), both)
+    found = agreed(members_of(*[1 / number] * number, groups=[0] * number), both)
     left = (found - 0.5).abs().mean() / (both.mean(0) - 0.5).abs().mean()
-    spread = (quad(lambda z: (expit(z) - 0.5) ** 2 * norm.pdf(z), -10, 10)[0] / 500) ** 0.5  # of the average
+    spread = 0.1 / number**0.5  # of the average; the networks tell it but for a factor
+    t, factor = np.meshgrid(np.linspace(0, 8, 801), np.linspace(1e-3, 5, 2001), indexing="ij")
+    nothing = 10 * 2 * norm.pdf(t / factor) / (factor * spread)  # of |p̄ - ½|, which is at most ½
+    share = np.maximum(2 / (2 + nothing), 0.01)
+    weight = t * norm.pdf(t) * chi.pdf(factor, number - 1, scale=(number - 1) ** -0.5)
+    expected = (share * weight).sum() / weight.sum()
+    assert float(left) == pytest.approx(expected, rel=0.03)
+    assert expected < most
 
-    def share(t):  # the distance is |p̄ - ½|, at most ½
-        return 1 / (1 + 10 * 2 * norm.pdf(t) / spread * 0.5)
 
-    expected = quad(lambda t: t * share(t) * norm.pdf(t), 0, 10)[0] / quad(lambda t: t * norm.pdf(t), 0, 10)[0]
-    assert float(left) == pytest.approx(expected, rel=0.2)
-    assert float(left) < 0.02
+@pytest.mark.parametrize("classes", [2, 3, 10, 100])
+def test_more_disagreement_does_not_bring_trust_back(classes):
+    """The same average, said by two networks that disagree more and more."""
+    corner = torch.eye(classes, dtype=torch.float64)
+    mean, way = 1 / classes + 0.2 * (corner[0] - 1 / classes), (corner[0] - corner[1]) / 2**0.5
+    pair, away = members_of(0.5, 0.5, groups=(0, 0)), []
+    for size in np.linspace(0.01, 0.7, 70):  # the root of the variance of their average
+        found = agreed(pair, torch.stack([mean + size * way, mean - size * way])[:, None])
+        away.append(float((found - 1 / classes).norm() / (mean - 1 / classes).norm()))
+    assert away[0] == pytest.approx(1, rel=1e-6)
+    assert min(away) < 0.05
+    assert max(away[int(np.argmin(away)) :]) < 0.12  # under what is as wide as can be, little is known of either
 
 
 def test_the_factor_finds_the_noise_and_is_careful():
@@ -395,6 +411,14 @@ def test_classes_are_a_mixture_too(quick):
     assert (average.argmax(1).numpy() == p.argmax(1)).all()
     far = model.predict_proba(100 * new / np.linalg.norm(new, axis=1, keepdims=True))
     assert np.abs(far - 0.5).mean() < 0.05
+
+
+def test_wide_networks_serve_alone_where_nearly_every_row_is_a_class_of_its_own(quick, monkeypatch):
+    monkeypatch.setattr(estimator_base, "TRAINED_FROM", 30)
+    x, _ = rows(40)
+    with pytest.warns(UserWarning, match="greater than 50%"):
+        model = StationaryClassifier(**quick, kernel="rbf").fit(x, np.minimum(np.arange(40), 29))
+    assert len(model.members_) == 1
 
 
 def test_many_rows_are_judged_at_once_and_few_block_by_block(quick, monkeypatch):

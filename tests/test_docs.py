@@ -115,7 +115,6 @@ def test_lines_are_not_too_long():
 
 
 LABELS = {
-    "bochner": "default",
     "no-intervals": "no intervals",
     "one-length": "only the longest training",
     "one-network": "`networks=1`",
@@ -144,20 +143,25 @@ def test_numbers_of_the_default_are_those_of_its_rows():
         own = rows("folds.jsonl", set=name, model="bochner")
         line = f"{cells(own, 'nlpd', 'rmse')} | {mean(own, 'coverage_90')} | {mean(own, 'far_mean')} ({mean(own, 'far_low')})"
         assert f"| {name} | default | {line} |" in plain
-        for model in ("gp-matern32", "gp-matern52", "gp-rbf"):
+        for model, kernel in {"gp-matern32": "Matérn-3/2", "gp-matern52": "Matérn-5/2", "gp-rbf": "RBF"}.items():
             if own := rows("folds.jsonl", set=name, model=model):
-                assert f"| {cells(own, 'nlpd', 'rmse')} | {mean(own, 'coverage_90')} | |" in plain, (name, model)
+                line = f"| | exact GP, {kernel} | {cells(own, 'nlpd', 'rmse')} | {mean(own, 'coverage_90')} | |"
+                assert line in plain, (name, model)
     for name in ("diabetes", "adult", "connect-4"):
         own = rows("folds.jsonl", set=name, model="bochner")
         far = f"{mean(own, 'far_mean')} ({mean(own, 'far_high')})"
         assert f"| {name} | {cells(own, 'nlpd', 'accuracy', 'ece')} | {far} |" in plain
+    sets = ("boston", "concrete", "airfoil", "elevators", "diabetes")
+    first = {name: rows("folds.jsonl", set=name, model="bochner", seed=0) for name in sets}
+    assert f"| default | {' | '.join(mean(first[name], 'nlpd') for name in sets)} |" in plain
     for model, label in LABELS.items():
         found = []
-        for name in ("boston", "concrete", "airfoil", "elevators", "diabetes"):
+        for name in sets:
             own = rows("folds.jsonl", set=name, model=model, seed=0)
-            second = "accuracy" if name == "diabetes" else "rmse"
-            found.append(f"{mean(own, 'nlpd')} ({mean(own, second)})" if len(own) == 10 else "")
-        assert f"| {label} | {' | '.join(found)} |".replace("  ", " ").replace("  ", " ") in plain, model
+            less = np.array([row["nlpd"] - peer["nlpd"] for row, peer in zip(own, first[name], strict=False)])
+            found.append(f"{less.mean():+.3f} ± {less.std(ddof=1) / 10**0.5:.3f}" if len(own) == 10 else "")
+        line = f"| {label} | {' | '.join(found)} |".replace("-", "−").replace("  ", " ").replace("  ", " ")
+        assert line.replace("Matérn−3", "Matérn-3") in plain, model
     for name in ("diabetes-progression", "friedman1", "friedman2", "friedman3"):
         for model in {row["model"] for row in rows("unseen.jsonl")}:
             own = rows("unseen.jsonl", set=name, model=model)

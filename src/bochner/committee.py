@@ -176,6 +176,8 @@ def agreed(members: Sequence[Member], probabilities: Tensor) -> Tensor:
     $\bar p$. If they know nothing of a row, the distance $r = \lVert \bar p - 1/c \rVert$ is that of a normal vector around 0 with
     variance $V/(c - 1)$ in each of $c - 1$ directions; if they know something, any distance is as likely. Beforehand the odds are
     ``AGAINST`` to one for nothing. The answer is $s \bar p + (1 - s)/c$, with the probability $s$ that they know something.
+
+    $V$ is taken as known, though a few networks tell it: where those of one small group agree by chance, they are believed.
     """
     mean, variance, uniform = probabilities.new_zeros(()), probabilities.new_zeros(()), 1 / probabilities.shape[-1]
     for group in {member.group for member in members}:
@@ -185,8 +187,9 @@ def agreed(members: Sequence[Member], probabilities: Tensor) -> Tensor:
         if len(own) > 1:
             variance = variance + weight**2 / len(own) * said.var(0).sum(1)
     ways = probabilities.shape[-1] - 1  # the distance over the spread is that of a chi distribution with so many
-    distance, spread = (mean - uniform).norm(dim=1), (variance / ways).sqrt().clamp(min=1e-150)
-    ratio = distance / spread
+    distance, spread = (mean - uniform).norm(dim=1), (variance / ways).sqrt().clamp(min=1e-30)
+    # Nearer than the mode of that distribution speaks for nothing as strongly as the mode does.
+    ratio = (distance / spread).clamp(min=math.sqrt(ways - 1))
     chi = torch.xlogy(ratio.new_tensor(ways - 1), ratio) - ratio.square() / 2 - math.lgamma(ways / 2)
     nothing = chi + (1 - ways / 2) * math.log(2) - spread.log()  # log density of the distance
     something = -0.5 * math.log(1 - uniform)

@@ -45,6 +45,7 @@ HELD_OUT = 2000  # rows that choose a single network's noise, at most; twice as 
 LEAST = 0.05  # a group of networks that counts for less is left out
 MOST = 30  # networks: more leave too few rows for each to be judged by
 DRAWS = 256
+JOINT = 3000  # weights of an output layer for classes with one precision matrix; of more, a matrix for each class
 FOLDS = 3
 CLASS_AMPLITUDES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 LARGEST = 1e100  # beyond, sums of squares overflow
@@ -246,10 +247,10 @@ class Stationary(BaseEstimator, ABC):
     def _committee(self, x: Tensor, y: Tensor, order: Tensor, outputs: int, tuning: int, drawing: int) -> None:
         """Makes the networks, weighs them by rows they have not seen, and integrates their output layers out over all rows."""
         groups, weights = [self._wide(x, y, order, outputs, tuning, drawing)], torch.ones(1)
-        if self.hidden and len(x) >= TRAINED_FROM:
+        number = int(self.networks)
+        size = min((len(x) - outputs) // max(20, 2 * number), BLOCK)  # 0 where nearly every row is its own class
+        if self.hidden and len(x) >= TRAINED_FROM and size:
             # Network j has not seen blocks j - 1 and j, so two networks judge each block.
-            number = int(self.networks)
-            size = min((len(x) - outputs) // max(20, 2 * number), BLOCK)
             blocks = list(order[: number * size].split(size))
             unseen = [torch.cat([blocks[i] for i in {j, (j - 1) % number}]) for j in range(number)]
             rows = torch.stack([order[~torch.isin(order, own)] for own in unseen])

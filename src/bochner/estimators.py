@@ -38,6 +38,7 @@ from bochner.estimator_base import (
     DRAWS,
     FOLDS,
     HELD_OUT,
+    JOINT,
     LARGEST,
     TRAINED_WIDTH,
     TRIAL_ROWS,
@@ -321,7 +322,8 @@ class StationaryClassifier(ClassifierMixin, Stationary):
 
     def _head(self, model: Model, amplitude: float, x: Tensor, y: Tensor) -> ClosedFormClassifier:
         generator = torch.Generator().manual_seed(0)
-        return ClosedFormClassifier(model, x, y, amplitude=amplitude, samples=DRAWS, generator=generator)
+        limit: Any = {"samples": DRAWS, "full_limit": JOINT}
+        return ClosedFormClassifier(model, x, y, amplitude=amplitude, generator=generator, **limit)
 
     def _splits(self, order: Tensor, classes: int) -> list[tuple[Tensor, Tensor]]:
         """Rows to learn from and rows to choose with: folds of a small table, one split of up to 4,000 rows of a large one.
