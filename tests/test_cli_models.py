@@ -133,11 +133,14 @@ def test_cells_stay_as_they_are_and_codes_are_texts(tmp_path):
     new["area"] = new["area"].astype(object)
     new.iloc[0, 0] = ""
     new.to_csv(tmp_path / "n.csv", index=False)
+    new.assign(price=frame["price"]).to_csv(tmp_path / "e.csv", index=False)
+    words = "1 cells are missing in columns that were complete in training; their medians stand in."
+    assert words in run("evaluate", tmp_path / "m.bochner", tmp_path / "e.csv").stdout
     for suffix in ("csv", "parquet"):
         out = tmp_path / f"o.{suffix}"
         result = run("predict", tmp_path / "m.bochner", tmp_path / "n.csv", "--out", out)
         assert result.exit_code == 0, result.stderr
-        assert "1 cells are missing in columns that were complete in training; their medians stand in." in result.stdout
+        assert words in result.stdout
         found = pd.read_csv(out, dtype=str, keep_default_na=False) if suffix == "csv" else pd.read_parquet(out)
         assert set(found["code"]) == {"01", "02"}
         assert found["number"].iloc[-1] == str(new["number"].iloc[-1])
@@ -236,9 +239,10 @@ FIT = {
         r"is not a CSV file \(it holds null bytes\)",
     ),
     "semicolons": (text("a;price\n" + "1;2\n" * 20), [], r"looks separated by semicolons; save it with commas"),
+    "tabs": (text("a\tprice\n" + "1\t2\n" * 20), [], r"looks separated by tabs; save it with commas"),
     "twice the same name": (text("a,a,price\n" + "1,2,3\n" * 20), [], r"more than one column named 'a'; rename"),
     "no name": (text("a,,price\n" + "1,2,3\n" * 20), [], r"has no name for column 2; give it one"),
-    "one row": (text("a,price\n1,2\n"), [], r"has 1 rows; at least 10 are needed"),
+    "one row": (text("a,price\n1,2\n"), [], r"At least 10 rows are needed, .* has 1\."),
     "target misspelt": (changed(), ["--target", "prize"], r"got 'prize' instead. Did you mean 'price'"),
     "target constant": (changed(price=5), [], r"target 'price' has the same value in every row \('5'\)"),
     "target missing": (with_cell(4, "price", np.nan), [], r"target 'price' is missing in 1 rows, the first is row 5"),

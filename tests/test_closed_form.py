@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.optimize
 import scipy.stats
 import torch
 
@@ -115,6 +116,34 @@ def test_tuning_by_the_dual_form_takes_the_steps_of_the_primal_one(monkeypatch):
         amplitude, history = tune_marginal(model, x, y, steps=5)
         ways.append([amplitude, *history, *model.layer.lengthscale.detach().reshape(-1).tolist()])
     np.testing.assert_allclose(ways[0], ways[1], rtol=1e-8)
+
+
+@pytest.mark.parametrize("fewer", [True, False])
+def test_tuning_under_a_prior_reaches_the_mode_of_the_posterior(fewer, monkeypatch):
+    """Where the log joint by the dense covariance has no slope in the logarithms of lengthscales, noise and amplitude."""
+    monkeypatch.setattr(closed_form, "fewer_rows", lambda *_: fewer)
+    x, y = data()
+    options = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
+    layer = StationaryLayer(3, 30, kernel="rbf", activation="paired", lengthscale=torch.ones(3).double(), **options)
+    model = Model(layer, 1, Gaussian(0.3)).double()
+
+    def loss(logs):
+        with torch.no_grad():
+            layer.log_lengthscale.copy_(torch.from_numpy(logs[:3]).reshape(layer.log_lengthscale.shape))
+        covariance = dense(model, x, np.exp(logs[4]), outputs_bias=False).numpy() + np.exp(2 * logs[3]) * np.eye(25)
+        apart = logs[:3] - logs[:3].mean()
+        squares = apart @ apart + (logs[3] - np.log(0.3)) ** 2 + logs[4] ** 2
+        return 0.5 * squares / 0.5**2 - scipy.stats.multivariate_normal(np.zeros(25), covariance).logpdf(
+            y[:, 0].numpy()
+        )
+
+    amplitude, history = tune_marginal(model, x, y, steps=400, lr=0.05, prior_std=0.5)
+    found = np.log([*layer.lengthscale.detach().flatten().tolist(), model.likelihood.noise.item(), amplitude])
+    assert loss(found) == pytest.approx(-history[-1], abs=1e-6)
+    assert np.abs(scipy.optimize.approx_fprime(found, loss)).max() < 1e-3
+    assert np.abs(scipy.optimize.approx_fprime(found + 0.1, loss)).max() > 0.1
+    with pytest.raises(ValueError, match="prior_std parameter must be positive, got 0 instead"):
+        tune_marginal(model, x, y, prior_std=0)
 
 
 def test_rows_that_come_later_give_the_posterior_of_all():
@@ -293,6 +322,10 @@ def test_bad_data_is_refused_before_any_work():
         ClosedForm(classifier, x, y)
     with pytest.raises(ValueError, match="ClosedFormClassifier needs a Categorical likelihood"):
         ClosedFormClassifier(model, x, y)
+    with pytest.raises(ValueError, match=r"x parameter must be a tensor, got ndarray instead; torch\.as_tensor"):
+        ClosedForm(model, x.numpy(), y)
+    with pytest.raises(ValueError, match="must be a bochner Model, got Linear instead; swap_head makes a Model"):
+        ClosedForm(torch.nn.Linear(2, 1), x, y)
     with pytest.raises(ValueError, match="x parameter must be on the model's device, cpu, got meta instead"):
         ClosedForm(model, x.to("meta"), y)
 

@@ -1,5 +1,7 @@
 """Committees: weights, calibration and moments against formulas and optimisers of others, and the whole of it on data."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -337,9 +339,9 @@ def test_networks_are_judged_by_rows_that_they_have_not_seen(quick, monkeypatch)
     known = []
     tune = StationaryRegressor._tuned
 
-    def tuned(self, x, *others):
-        known.append({tuple(row) for row in x[:1000].tolist()})
-        return tune(self, x, *others)
+    def tuned(self, x, rows, *others):
+        known.append({tuple(row) for row in x[rows[:1000]].tolist()})
+        return tune(self, x, rows, *others)
 
     def judge_wide(self, group, x, y, order, blocks):
         seen_by_wide = known[-3:]  # one for each kernel
@@ -411,6 +413,22 @@ def test_classes_are_a_mixture_too(quick):
     assert (average.argmax(1).numpy() == p.argmax(1)).all()
     far = model.predict_proba(100 * new / np.linalg.norm(new, axis=1, keepdims=True))
     assert np.abs(far - 0.5).mean() < 0.05
+
+
+@pytest.mark.parametrize("kind", [StationaryRegressor, StationaryClassifier])
+def test_few_rows_tune_under_a_prior(kind, monkeypatch):
+    given, tune = [], estimator_base.tune_marginal
+
+    def tuned(*arguments, prior_std, **options):
+        given.append(prior_std)
+        return tune(*arguments, prior_std=prior_std, **options | {"steps": 1})
+
+    monkeypatch.setattr(estimator_base, "tune_marginal", tuned)
+    for number, expected in ((299, 1.0), (300, math.inf)):
+        x, y = rows(number)
+        kind(width=20, hidden=(), kernel="rbf").fit(x, y if kind is StationaryRegressor else y > 0)
+        assert set(given) == {expected}
+        given.clear()
 
 
 def test_wide_networks_serve_alone_where_nearly_every_row_is_a_class_of_its_own(quick, monkeypatch):

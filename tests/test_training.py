@@ -283,6 +283,8 @@ def test_bad_arguments():
     mixed = [regression(), regression(activation="relu")]
     with pytest.raises(ValueError, match="after_epoch parameter needs networks that share their activation"):
         fit_map(mixed, x, y, Recipe(), after_epoch=print)
+    with pytest.raises(ValueError, match="model parameter must be a bochner Model, got Linear instead"):
+        fit_map(nn.Linear(2, 1), *data(), Recipe())
     with pytest.raises(ValueError, match="must be a network or a list of at least one, got an empty list"):
         fit_map([], x, y, Recipe())
     with pytest.raises(ValueError, match="epochs of the recipe must be at least 1, got 0 instead"):

@@ -263,8 +263,13 @@ def predict(
         print(json.dumps({"out": str(out), "rows": rows, "flagged": flagged, "filled": filled}))
         return
     console.print(f"{rows} rows, {flagged} unlike the training data; written: {out}", soft_wrap=True, markup=False)
-    if filled:
-        text = f"{filled} cells are missing in columns that were complete in training; their medians stand in."
+    _tell_filled(filled)
+
+
+def _tell_filled(cells: int) -> None:
+    """How many values are guesses, if any."""
+    if cells:
+        text = f"{cells} cells are missing in columns that were complete in training; their medians stand in."
         console.print(text, soft_wrap=True)
 
 
@@ -303,6 +308,8 @@ def evaluate(model: ModelFile, table: TableFile, device: Device = "auto", as_jso
         else:
             y = frames.numbers(frame[encoder.target], encoder.target)
         _show(measure(estimator, encoder.transform(frame), y), as_json)
+    if not as_json:
+        _tell_filled(encoder.filled(frame))
 
 
 def info(model: ModelFile, as_json: Json = False) -> None:

@@ -36,7 +36,7 @@ CHUNK = 4096  # rows that are predicted at a time
 TUNING_ROWS, TUNING_WIDTH, TRIAL_STEPS, TUNING_STEPS = 1000, 1000, 15, 50
 EPOCHS, STEPS, RATE = 400, 4000, 3e-3  # of the longest training: the smaller of the two, but three epochs
 LENGTHS = (1, 1 / 6, 1 / 36)  # of the trainings, as shares of that
-TRAINED_FROM = 300  # rows; fewer cannot judge
+TRAINED_FROM, PRIOR_STD = 300, 1.0  # fewer rows cannot judge, and what they tune needs a prior, on logarithms
 TRAINED_WIDTH = 500
 INTERVALS, BESIDE = 16, 1024  # of a column and of all columns, at most
 TRIAL_ROWS = 10_000  # the output layers that held-out rows judge learn from so many
@@ -49,6 +49,7 @@ JOINT = 3000  # weights of an output layer for classes with one precision matrix
 FOLDS = 3
 CLASS_AMPLITUDES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 LARGEST = 1e100  # beyond, sums of squares overflow
+
 
 Group = list[tuple[Model, float]]  # networks and their amplitudes
 Judged = list[list[Any]]  # for each block, predictions of its rows
@@ -192,23 +193,25 @@ class Stationary(BaseEstimator, ABC):
         return model.double().to(self._device())
 
     def _tuned(
-        self, x: Tensor, y: Tensor, seed: int, kernel: Any, start: Tensor | None = None
+        self, x: Tensor, rows: Tensor, y: Tensor, seed: int, kernel: Any, start: Tensor | None
     ) -> tuple[Tensor, float, float]:
-        """Lengthscales, noise and amplitude of the largest marginal likelihood, under a draw of units of its own."""
-        x, y, dim = x[:TUNING_ROWS].float(), y[:TUNING_ROWS].float(), x.shape[1]
+        """Lengthscales, noise and amplitude of the largest marginal likelihood of rows, under a draw of units of its own."""
+        prior_std = math.inf if len(x) >= TRAINED_FROM else PRIOR_STD
+        x, y, dim = x[rows[:TUNING_ROWS]].float(), y[:TUNING_ROWS].float(), x.shape[1]
         self._say(f"tuning {dim} lengthscales, noise and amplitude on {len(x)} rows")
 
         def trial(start: Tensor) -> tuple[float, float, Model]:
             options: Any = {"kernel": kernel, "lengthscale": start, "width": min(int(self.width), TUNING_WIDTH)}
             model = self._network(dim, y.shape[1], Gaussian(0.3), seed, None, **options).float()
-            amplitude, history = tune_marginal(model, x, y, steps=TRIAL_STEPS, lr=0.1)
+            amplitude, history = tune_marginal(model, x, y, steps=TRIAL_STEPS, lr=0.1, prior_std=prior_std)
             return history[-1], amplitude, model
 
         # Fast waves hide from a start at long lengthscales: the best of three goes on.
         scales = [torch.full((dim,), scale * math.sqrt(dim), dtype=torch.float64) for scale in (1.0, 0.25, 1 / 16)]
         trials = (trial(own) for own in (scales if start is None else [start.cpu()]))
         _, amplitude, model = max(trials, key=lambda found: found[0])
-        amplitude, _ = tune_marginal(model, x, y, steps=TUNING_STEPS, lr=0.1, amplitude=amplitude)
+        options: Any = {"steps": TUNING_STEPS, "lr": 0.1, "prior_std": prior_std}
+        amplitude, _ = tune_marginal(model, x, y, amplitude=amplitude, **options)
         return model.layer.lengthscale.detach().double(), float(model.likelihood.noise.detach()), amplitude  # pyright: ignore
 
     def _trained(

@@ -4,7 +4,7 @@ Inputs and targets are standardised inside, and everything that comes out is in 
 
 - A wide network without hidden layers for each kernel. The lengthscale of every column, the noise and the amplitude maximise the
   marginal likelihood of up to a thousand rows under one draw of the units; another draw then predicts, so that no unit is
-  fitted to the data.
+  fitted to the data. Fewer than 300 rows tune under a prior.
 - From 300 rows on, networks with hidden layers, trained for three lengths of time. Beside every column they see its intervals
   between quantiles. Each sees all rows but a tenth (400 at most). The rows that they have not seen choose the noise of those
   trained for the same time, for classes their amplitude.
@@ -91,7 +91,8 @@ class StationaryRegressor(RegressorMixin, Stationary):
         log_marginal_likelihood_: Evidence of the training data under it, at its final noise; with the closed form.
         amplitude_: Its prior standard deviation of f, in standard deviations of the target.
         noise_: Standard deviation of the noise, in units of the target.
-        prior_std_: Standard deviation of the target under the prior, noise included: that of predictions far from the data.
+        prior_std_: Standard deviation of the target under the prior, noise included: that of predictions far from the data, but
+            for "laplace", whose spread goes on growing there.
         ood_threshold_: Score beyond which a row is unlike the training data.
     """
 
@@ -135,7 +136,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
     def _wide(self, x: Tensor, y: Tensor, order: Tensor, outputs: int, tuning: int, drawing: int) -> Group:
         rows, lengthscale, found = order.flip(0), None, []  # blocks come last
         for number, kernel in enumerate(self._kernels()):
-            lengthscale, noise, amplitude = self._tuned(x[rows], y[rows], tuning, kernel, lengthscale)
+            lengthscale, noise, amplitude = self._tuned(x, rows, y[rows], tuning, kernel, lengthscale)
             options: Any = {"kernel": kernel, "lengthscale": lengthscale, "width": self.width}
             model = self._network(x.shape[1], outputs, Gaussian(noise), drawing + number, None, **options)
             found.append((model, amplitude))
@@ -297,7 +298,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         onehot = (onehot - onehot.mean(0)) / onehot.std()
         splits = self._splits(order, outputs)
         for number, kernel in enumerate(self._kernels()):
-            lengthscale, _, _ = self._tuned(x[rows], onehot, tuning, kernel, lengthscale)
+            lengthscale, _, _ = self._tuned(x, rows, onehot, tuning, kernel, lengthscale)
             options: Any = {"kernel": kernel, "lengthscale": lengthscale, "beside": None}
             narrow = min(int(self.width), 200)
             trial = self._network(x.shape[1], outputs, Categorical(), tuning, width=narrow, **options)

@@ -90,8 +90,9 @@ def _check_lines(path: Path) -> tuple[list[str], int]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             names = next(reader, [])
-            if len(names) == 1 and ";" in names[0]:
-                raise TableError(f"{path} looks separated by semicolons; save it with commas.")
+            for mark, name in ((";", "semicolons"), ("\t", "tabs")):
+                if len(names) == 1 and mark in names[0]:
+                    raise TableError(f"{path} looks separated by {name}; save it with commas.")
             for row in reader:
                 if row and len(row) != len(names):
                     raise TableError(

@@ -61,7 +61,7 @@ def _read(path: Path, target: str, dropped: tuple[str, ...], task: str) -> tuple
     """The table as text, the target's values and the task, after every check that needs no work."""
     names, rows = frames.look(path)
     if rows < SMALLEST:
-        raise frames.TableError(f"{path} has {rows} rows; at least {SMALLEST} are needed.")
+        raise frames.TableError(f"At least {SMALLEST} rows are needed, {path} has {rows}.")
     if len(names) > INPUTS:
         raise frames.TableError(f"{path} has {len(names)} columns, more than {INPUTS}; keep those that matter.")
     for name in (target, *dropped):

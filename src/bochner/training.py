@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bochner.engine import Stack
 from bochner.layers import StationaryLayer
 from bochner.models import Model
-from bochner.validation import check_data
+from bochner.validation import as_list, check_data
 
 
 def constant(progress: float) -> float:  # noqa: ARG001
@@ -140,9 +140,7 @@ def fit_map(
         progress: Whether to show a progress bar.
         stop: Ends training at the next epoch once it is set, from another thread.
     """
-    models = [model] if isinstance(model, Model) else list(model)
-    if not models:
-        raise ValueError("The model parameter must be a network or a list of at least one, got an empty list.")
+    models = as_list(model)
     num = len(models)
     if any(isinstance(m, nn.modules.dropout._DropoutNd) for m in models[0].modules()):
         raise ValueError(

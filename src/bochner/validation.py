@@ -3,10 +3,20 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bochner.likelihoods import Categorical
 from bochner.models import Model
+
+
+def as_list(model: Model | Sequence[Model]) -> list[Model]:
+    """One network or several as a list, after checking that they are Models."""
+    models = [model] if isinstance(model, nn.Module) else list(model)
+    if not models:
+        raise ValueError("The model parameter must be a network or a list of at least one, got an empty list.")
+    for member in models:
+        check_model(member)
+    return models
 
 
 def as_stack(model: Model | Sequence[Model]) -> list[Model]:
@@ -14,9 +24,7 @@ def as_stack(model: Model | Sequence[Model]) -> list[Model]:
 
     A stack computes with the first network's activation, spectrum, likelihood and structure.
     """
-    models = [model] if isinstance(model, Model) else list(model)
-    if not models:
-        raise ValueError("The model parameter must be a network or a list of at least one, got an empty list.")
+    models = as_list(model)
 
     def description(m: Model) -> tuple[object, ...]:
         shapes = [(n, p.shape, p.requires_grad) for n, p in m.named_parameters()]
@@ -57,8 +65,23 @@ def activation_runs(models: Sequence[Model]) -> list[slice]:
     return equal_runs([head(m) for m in models])
 
 
+def check_model(model: object) -> None:
+    """Raises a ValueError unless the network is a Model, which has a likelihood and a prior."""
+    if not isinstance(model, Model):
+        raise ValueError(
+            f"The model parameter must be a bochner Model, got {type(model).__name__} instead; "
+            "swap_head makes a Model of a network, Model(layer, outputs, likelihood, extractor=network) too."
+        )
+
+
 def check_data(model: Model, x: Tensor, y: Tensor) -> None:
     """Raises a ValueError that names what is wrong with the training data, if anything is."""
+    check_model(model)
+    for name, value in (("x", x), ("y", y)):
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"The {name} parameter must be a tensor, got {type(value).__name__} instead; torch.as_tensor makes one."
+            )
     if len(x) == 0 or len(x) != len(y):
         raise ValueError(
             f"The x and y parameters must have the same number of rows, at least 1, got {len(x)} and {len(y)} instead."

@@ -21,7 +21,7 @@ from torch import Tensor
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.predictive import GaussianPredictive
-from bochner.validation import check_data
+from bochner.validation import check_data, check_model
 
 CHUNK = 16_384
 STRIP = 128  # columns of a product of which only the lower half is needed
@@ -160,6 +160,7 @@ class ClosedForm:
     def __init__(
         self, model: Model, x: Tensor, y: Tensor, *, amplitude: float | Tensor = 1.0, chunk: int = CHUNK
     ) -> None:
+        check_model(model)
         if not isinstance(model.likelihood, Gaussian):
             raise ValueError("ClosedForm needs a Gaussian likelihood; for classes use ClosedFormClassifier.")
         check_data(model, x, y)
@@ -219,6 +220,13 @@ class ClosedForm:
         return features(self.model, x).double() @ weights
 
 
+def _log_prior(model: Model, log_amplitude: Tensor, std: float) -> Tensor:
+    """Log density, up to a constant, of what ``tune_marginal`` moves, but for the features."""
+    scale, log_noise = model.layer.log_lengthscale.double(), torch.log(_noise(model))
+    squares = (scale - scale.mean()).square().sum() + (log_noise - math.log(0.3)).square() + log_amplitude.square()
+    return -0.5 * squares / std**2
+
+
 def tune_marginal(
     model: Model,
     x: Tensor,
@@ -228,6 +236,7 @@ def tune_marginal(
     lr: float = 0.05,
     amplitude: float = 1.0,
     train_features: bool = False,
+    prior_std: float = math.inf,
     chunk: int = CHUNK,
 ) -> tuple[float, list[float]]:
     """Type-II maximum likelihood: raises the log marginal likelihood of the closed form by Adam, in place.
@@ -236,10 +245,16 @@ def tune_marginal(
     The gradient streams over chunks as the statistics do: one pass for Φ'Φ and Φ'y, one to push their gradients back. With fewer
     rows than units the dual form serves instead.
 
+    With few rows for each column the marginal likelihood alone overfits. A finite ``prior_std`` adds normal priors of that standard
+    deviation on logarithms: of each lengthscale over their geometric mean, of the noise over 0.3, of the amplitude (for targets of
+    standard deviation 1).
+
     Returns:
-        The amplitude and the log marginal likelihood before each step.
+        The amplitude and the log marginal likelihood before each step, with the log prior up to a constant.
     """
     check_data(model, x, y)
+    if not prior_std > 0:
+        raise ValueError(f"The prior_std parameter must be positive, got {prior_std!r} instead.")
     if not isinstance(model.likelihood, Gaussian):
         raise ValueError("tune_marginal needs a Gaussian likelihood.")
     log_amplitude = torch.tensor(math.log(amplitude), dtype=torch.float64, device=x.device, requires_grad=True)
@@ -253,15 +268,17 @@ def tune_marginal(
         optimizer.zero_grad()
         if fewer_rows(model, x):
             value, slope = dual_log_marginal(model, x, y, log_amplitude.exp())
-            (-slope).backward()
+            prior = _log_prior(model, log_amplitude, prior_std)
+            (-slope - prior).backward()
             optimizer.step()
-            history.append(value)
+            history.append(value + prior.item())
             continue
         with torch.no_grad():
             statistics = Statistics.of(model, x, y, chunk)
         statistics.gram.requires_grad_()
         statistics.projection.requires_grad_()
         evidence = statistics.log_marginal(prior_precision(model, log_amplitude.exp()), model.likelihood.noise)
+        evidence = evidence + _log_prior(model, log_amplitude, prior_std)
         (-evidence).backward()
         gram_grad, projection_grad = statistics.gram.grad, statistics.projection.grad
         assert gram_grad is not None

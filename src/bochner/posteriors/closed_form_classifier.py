@@ -11,7 +11,7 @@ from bochner.likelihoods import Categorical
 from bochner.models import Model
 from bochner.posteriors.closed_form import CHUNK, cholesky, features, prior_precision
 from bochner.predictive import CategoricalPredictive, Predictive
-from bochner.validation import check_data
+from bochner.validation import check_data, check_model
 
 KEPT = 2**27  # numbers of float64 in a GiB
 
@@ -63,6 +63,7 @@ class ClosedFormClassifier:
         chunk: int = CHUNK,
         generator: torch.Generator | None = None,
     ) -> None:
+        check_model(model)
         if not isinstance(model.likelihood, Categorical):
             raise ValueError("ClosedFormClassifier needs a Categorical likelihood; for regression use ClosedForm.")
         check_data(model, x, y)
