@@ -199,6 +199,7 @@ def test_the_potential_of_many_networks_is_that_of_each(likelihood):
     assert len(set(sizes)) == len(sizes)
 
 
+@pytest.mark.slow
 def test_networks_without_outputs_return_their_weight_priors():
     """With the output weights held at zero the data say nothing: the draws are the prior, heavy tails and all."""
     spectra = [RBF(), Matern(1.5), Matern(1.5, product=True)]
@@ -224,6 +225,7 @@ def test_too_few_draws_cannot_be_diagnosed():
         nuts.Sampled(model, samples, divergences=0, leapfrog_steps=0).diagnose(problem()[0])
 
 
+@pytest.mark.slow
 def test_a_network_among_many_has_the_posterior_it_has_alone():
     """Predictions agree within four Monte Carlo errors, under heavy-tailed weights and padded units."""
     models = [small("matern32", "sin", 3), small("rbf", "triangle", 5)]
