@@ -227,6 +227,19 @@ def _log_prior(model: Model, log_amplitude: Tensor, std: float) -> Tensor:
     return -0.5 * squares / std**2
 
 
+def _push_back(model: Model, x: Tensor, y: Tensor, statistics: Statistics, chunk: int) -> None:
+    """Streams the gradients of Φ'Φ and Φ'y back into the parameters of the features."""
+    gram, projection = statistics.gram.grad, statistics.projection.grad
+    assert gram is not None
+    assert projection is not None
+    for xb, yb in batches(x, y, size=chunk):
+        phi = features(model, xb)
+        # d/dΦ of <G', Φ'Φ> + <B', Φ'y>, for a symmetric G'.
+        push = 2 * phi.detach() @ gram.to(phi) + yb.to(phi) @ projection.to(phi).mT
+        if phi.requires_grad:
+            phi.backward(push)
+
+
 def tune_marginal(
     model: Model,
     x: Tensor,
@@ -266,30 +279,21 @@ def tune_marginal(
     history = []
     for _ in range(steps):
         optimizer.zero_grad()
+        statistics = None
         if fewer_rows(model, x):
             value, slope = dual_log_marginal(model, x, y, log_amplitude.exp())
-            prior = _log_prior(model, log_amplitude, prior_std)
-            (-slope - prior).backward()
-            optimizer.step()
-            history.append(value + prior.item())
-            continue
-        with torch.no_grad():
-            statistics = Statistics.of(model, x, y, chunk)
-        statistics.gram.requires_grad_()
-        statistics.projection.requires_grad_()
-        evidence = statistics.log_marginal(prior_precision(model, log_amplitude.exp()), model.likelihood.noise)
-        evidence = evidence + _log_prior(model, log_amplitude, prior_std)
-        (-evidence).backward()
-        gram_grad, projection_grad = statistics.gram.grad, statistics.projection.grad
-        assert gram_grad is not None
-        assert projection_grad is not None
-        for xb, yb in batches(x, y, size=chunk):
-            phi = features(model, xb)
-            # d/dΦ of <G', Φ'Φ> + <B', Φ'y>, for a symmetric G'.
-            push = 2 * phi.detach() @ gram_grad.to(phi) + yb.to(phi) @ projection_grad.to(phi).mT
-            if phi.requires_grad:
-                phi.backward(push)
+        else:
+            with torch.no_grad():
+                statistics = Statistics.of(model, x, y, chunk)
+            statistics.gram.requires_grad_()
+            statistics.projection.requires_grad_()
+            slope = statistics.log_marginal(prior_precision(model, log_amplitude.exp()), model.likelihood.noise)
+            value = slope.item()
+        prior = _log_prior(model, log_amplitude, prior_std)
+        (-slope - prior).backward()
+        if statistics is not None:
+            _push_back(model, x, y, statistics, chunk)
         optimizer.step()
-        history.append(evidence.item())
+        history.append(value + prior.item())
     model.zero_grad()
     return log_amplitude.exp().item(), history
