@@ -1,0 +1,251 @@
+"""A mixture for classes, from rows to members.
+
+1. An isotropic head on the columns for every kernel. Its lengthscale and amplitude are those under which rows are most probable that
+   are left out one by one, in closed form, on a grid of factors of two that is climbed from its middle.
+2. From ``network_rows`` rows on, heads on trained networks, whose lengthscale and amplitude are chosen by rows that the
+   networks have not learnt from.
+3. Weights, by rows that members have not learnt from.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bochner.estimators.extractors import Extractors
+from bochner.estimators.heads import SoftmaxHead, as_probabilities, as_targets, find_mode, left_out_latent
+from bochner.estimators.kernel_features import KernelFeatures, squared_distances
+from bochner.estimators.members import Inputs, Member, Task, anchored, kept_members, train_for, variance_left
+from bochner.estimators.mixture import stacking_weights
+from bochner.estimators.plan import Plan, make_plan
+from bochner.estimators.tuning import Rows
+from bochner.spectra import Spectrum
+
+AMPLITUDES = tuple(2.0**k for k in range(7))  # prior standard deviations of a latent function that are tried
+SCALES = tuple(2.0**k for k in range(-3, 5))  # lengthscales that are tried, in median distances of rows
+DEEP_SCALES = (1.0, 2.0, 4.0, 8.0)  # the same for heads on networks, in lengthscales that these were trained with
+ENOUGH_WORSE = 0.02  # nats a row below the best amplitude so far at which larger ones are no longer tried
+TRIAL_ROWS = 4000  # heads that are judged learn from at most so many
+FLOOR = 1e-6  # least probability that a judged row is given, so that one row cannot rule a member out
+
+
+@dataclass
+class ClassMixture:
+    """What a fitted classifier predicts with.
+
+    Attributes:
+        members: Heads and what they count for.
+        extractors: The trained networks, if any.
+        judged_left: Variance left at the rows that judged, by members that had not seen them; for the threshold.
+    """
+
+    members: list[Member]
+    extractors: Extractors | None
+    judged_left: np.ndarray = field(repr=False)
+
+    def probabilities(self, inputs: Inputs) -> Tensor:
+        """Probability of each class at a piece of rows: the weighted mean of what the members say."""
+        parts = [m.weight * m.head.probabilities(inputs.of(m.network)) for m in self.members]
+        return torch.stack(parts).sum(0)
+
+    def left(self, inputs: Inputs) -> Tensor:
+        """Share of the prior variance that the training rows leave at each row."""
+        return variance_left(self.members, inputs)
+
+
+@dataclass
+class _Candidate:
+    """A member in the making: probabilities and variance left at rows that judge, and its final head or heads."""
+
+    probability: Tensor
+    left: Tensor
+    heads: list[tuple[int | None, SoftmaxHead]]
+
+
+def fit_classes(x: Tensor, labels: Tensor, weight: Tensor, classes: int, task: Task) -> ClassMixture:
+    """Fits a mixture to rows x, (n, d), labels from 0 to classes − 1, and weights."""
+    plan = make_plan(len(x), labels, task.settings, torch.Generator().manual_seed(task.seed))
+    folds = tuple(fold.to(x.device) for fold in plan.folds)
+    plan = replace(plan, order=plan.order.to(x.device), folds=folds, tuning=plan.tuning.to(x.device))
+    rows = Rows(x, as_targets(labels, classes), weight)
+    task.say(f"tuning on {len(plan.tuning)} rows, judging on {len(plan.judging)}")
+    candidates = [_wide(rows, plan, task, spectrum) for spectrum in task.spectra]
+    extractors = None
+    if task.trains_networks(len(x)):
+        extractors = train_for(task, rows, labels, plan, classes)
+        if extractors is not None:
+            candidates.append(_deep(rows, extractors, plan, task))
+    return _combine(labels, weight, plan, candidates, extractors, task)
+
+
+# ------------------------------------------------------------------ heads on the columns
+
+
+@dataclass
+class _Choice:
+    """A lengthscale and an amplitude, and how probable they make rows that are left out."""
+
+    score: float
+    scale: float
+    amplitude: float
+
+
+def _left_out_score(phi: Tensor, rows: Rows, weights: Tensor, amplitude: float) -> float:
+    """Mean log probability of rows, each as if it had not been learnt from."""
+    probability = as_probabilities(left_out_latent(phi, rows, weights, amplitude))
+    return _mean_log(probability, rows.y, rows.weight)
+
+
+def _mean_log(probability: Tensor, targets: Tensor, weight: Tensor) -> float:
+    """Weighted mean of the log probability of the targets."""
+    own = probability_of(probability, targets)
+    return float((weight * own.clamp(min=FLOOR).log()).sum() / weight.sum())
+
+
+def probability_of(probability: Tensor, targets: Tensor) -> Tensor:
+    """Probability of the class that each row has, (n,)."""
+    full = torch.cat([1 - targets, targets], 1) if targets.shape[1] == 1 else targets
+    return (probability * full).sum(1)
+
+
+def _best_amplitude(phi: Tensor, rows: Rows, scale: float) -> _Choice:
+    """The amplitude that suits a lengthscale, by rows that are left out."""
+    gram = phi.mT @ (phi * rows.weight[:, None])
+    best, weights = None, None
+    for amplitude in AMPLITUDES:
+        weights = find_mode([phi], rows, gram, amplitude, weights)
+        score = _left_out_score(phi, rows, weights, amplitude)
+        if best is None or score > best.score:
+            best = _Choice(score, scale, amplitude)
+        elif score < best.score - ENOUGH_WORSE:
+            break
+    assert best is not None
+    return best
+
+
+def climb(rows: Rows, spectrum: Spectrum, unit: Tensor) -> _Choice:
+    """The best lengthscale and amplitude: from the middle of the grid in the direction in which left-out rows get more probable."""
+    found: dict[int, _Choice] = {}
+
+    def at(index: int) -> _Choice:
+        if index not in found:
+            phi = KernelFeatures.at(spectrum, unit * SCALES[index], rows.x)(rows.x)
+            found[index] = _best_amplitude(phi, rows, SCALES[index])
+        return found[index]
+
+    here = SCALES.index(1.0)
+    while True:
+        near = [index for index in (here - 1, here, here + 1) if 0 <= index < len(SCALES)]
+        best = max(near, key=lambda index: at(index).score)
+        if best == here:
+            return found[here]
+        here = best
+
+
+def median_distance(x: Tensor) -> float:
+    """Median distance of rows that differ; 1 where none do."""
+    distance = squared_distances(x, x)
+    apart = distance[distance > 1e-9]
+    return math.sqrt(float(apart.median())) if len(apart) else 1.0
+
+
+def _wide(rows: Rows, plan: Plan, task: Task, spectrum: Spectrum) -> _Candidate:
+    """A head on the columns, and what heads say of parts that they have not seen."""
+    at, settings = plan.tuning, task.settings
+    unit = torch.full_like(rows.x[0], median_distance(rows.x[at]))
+    choice = climb(rows[at], spectrum, unit)
+    phi = anchored(spectrum, unit * choice.scale, rows.x, plan.order, settings.wide_anchors)
+    amplitude = choice.amplitude
+    if len(rows) > 2 * settings.tuning_rows:  # many more rows than tuned: they choose the amplitude again
+        amplitude = _amplitude_by_fold([(phi, rows)], plan, amplitude)
+    judged = [
+        _judge(SoftmaxHead.fit(phi, rows[plan.others(number, TRIAL_ROWS)], amplitude), rows.x[fold])
+        for number, fold in enumerate(plan.folds)
+    ]
+    probability, left = (torch.cat(part) for part in zip(*judged, strict=True))
+    return _Candidate(probability, left, [(None, SoftmaxHead.fit(phi, rows, amplitude))])
+
+
+def _judge(head: SoftmaxHead, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities and variance left at rows that a head has not seen."""
+    return head.probabilities(x), head.variance_left(x)
+
+
+def _amplitude_by_fold(parts: list[tuple[KernelFeatures, Rows]], plan: Plan, start: float) -> float:
+    """The amplitude under which the first parts are most probable to heads that have not seen them; from half of ``start`` on."""
+    best, score = start, -math.inf
+    weights: list[Tensor | None] = [None] * len(parts)
+    for amplitude in (a for a in AMPLITUDES if a >= start / 2):
+        total = 0.0
+        for number, (phi, rows) in enumerate(parts):
+            head = SoftmaxHead.fit(phi, rows[plan.others(number, TRIAL_ROWS)], amplitude, weights[number])
+            fold, weights[number] = rows[plan.folds[number]], head.weights
+            total += _mean_log(head.probabilities(fold.x), fold.y, fold.weight) / len(parts)
+        if total > score:
+            best, score = amplitude, total
+        else:
+            break
+    return best
+
+
+# ------------------------------------------------------------------ heads on networks
+
+
+def _deep(rows: Rows, extractors: Extractors, plan: Plan, task: Task) -> _Candidate:
+    """Heads on networks, each judged by the part that neither it nor its network has seen."""
+    task.say("fitting heads to what the networks make of the columns")
+    settings, number = task.settings, len(plan.folds)
+    deep = [
+        torch.cat([extractors(j, piece) for piece in rows.x.split(settings.judging_rows)]) for j in range(number)
+    ]
+    parts = [Rows(features, rows.y, rows.weight) for features in deep]
+
+    def features(j: int, scale: float) -> KernelFeatures:
+        lengthscale = torch.full_like(deep[j][0], scale)
+        return anchored(task.spectra[0], lengthscale, deep[j], plan.order, settings.deep_anchors)
+
+    best = None
+    tried = range(min(2, number))  # two networks choose for all
+    for scale in DEEP_SCALES:
+        start: list[Tensor | None] = [None] * number
+        for amplitude in AMPLITUDES[:5]:
+            total = 0.0
+            for j in tried:
+                head = SoftmaxHead.fit(features(j, scale), parts[j][plan.others(j, TRIAL_ROWS)], amplitude, start[j])
+                start[j], fold = head.weights, parts[j][plan.folds[j]]
+                total += _mean_log(head.probabilities(fold.x), fold.y, fold.weight)
+            if best is None or total > best.score:
+                best = _Choice(total, scale, amplitude)
+            elif total < best.score - ENOUGH_WORSE:
+                break
+    assert best is not None
+    judged, heads = [], []
+    for j, fold in enumerate(plan.folds):
+        phi = features(j, best.scale)
+        judged.append(_judge(SoftmaxHead.fit(phi, parts[j][plan.others(j, TRIAL_ROWS)], best.amplitude), deep[j][fold]))
+        heads.append((j, SoftmaxHead.fit(phi, parts[j], best.amplitude)))
+    probability, left = (torch.cat(part) for part in zip(*judged, strict=True))
+    return _Candidate(probability, left, heads)
+
+
+# ------------------------------------------------------------------ the mixture
+
+
+def _combine(
+    labels: Tensor, weight: Tensor, plan: Plan, candidates: list[_Candidate], extractors: Extractors | None, task: Task
+) -> ClassMixture:
+    """Weights by the rows that judged."""
+    at = plan.judging
+    own = torch.stack([c.probability.gather(1, labels[at][:, None])[:, 0] for c in candidates])
+    weights = stacking_weights(own.clamp(min=FLOOR).log(), weight[at])
+    left = weights @ torch.stack([c.left for c in candidates]).clamp(max=1.0)
+    members = [
+        Member(float(share) / len(c.heads), head, network)
+        for share, c in zip(weights, candidates, strict=True)
+        for network, head in c.heads
+    ]
+    kept = kept_members(members, task.settings.member_floor)
+    used = extractors if any(member.network is not None for member in kept) else None
+    return ClassMixture(kept, used, left.cpu().numpy())

@@ -1,0 +1,178 @@
+"""Columns as numbers: what an estimator sees of an array or a DataFrame.
+
+- A number is standardised. A missing one is put at the mean, and where some were missing in training a further input says which.
+- A boolean is a number. A category, of pandas' own type or text, becomes an input for each of its values, scaled so that the column
+  as a whole counts as much as a number does. A missing category is one more category.
+- Something that was never seen in training, a new category or a missing value in a column that was complete, lies far from everything
+  that was: as far as a value seen in ``unseen_rows`` of the rows would lie.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+CATEGORIES = 1000  # most values of a category; more are names or free text
+FARTHEST = 1e6  # standard deviations: a value beyond is as far as any
+LARGEST = 1e100  # beyond, squares overflow
+MISSING = "missing"  # what a missing category is called among the others
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the training table.
+
+    Attributes:
+        name: Its name, or its number.
+        mean: Mean of a number.
+        scale: Its standard deviation, or 1 where it is constant.
+        missing: Share of rows in which a number was missing.
+        categories: Values of a category, in order; None for a number.
+        shares: Share of rows of each category.
+    """
+
+    name: str
+    mean: float = 0.0
+    scale: float = 1.0
+    missing: float = 0.0
+    categories: tuple[Any, ...] | None = None
+    shares: tuple[float, ...] = ()
+
+    @property
+    def inputs(self) -> int:
+        """How many numbers it becomes, but for the input that says 'never seen'."""
+        return len(self.categories) if self.categories is not None else 1 + (self.missing > 0)
+
+
+def _spread(share: float) -> float:
+    """Standard deviation of a 0/1 column."""
+    return math.sqrt(share * (1 - share)) or 1.0
+
+
+def _number_column(name: str, values: np.ndarray, weight: np.ndarray) -> Column:
+    there = ~np.isnan(values)
+    if not there.any():
+        raise ValueError(f"Column {name} of X has no values; leave it out.")
+    if float(np.abs(values[there]).max()) > LARGEST:
+        raise ValueError(f"Column {name} of X holds values beyond {LARGEST:g} in size; rescale or clip it first.")
+    mean = float(np.average(values[there], weights=weight[there]))
+    scale = math.sqrt(float(np.average((values[there] - mean) ** 2, weights=weight[there])))
+    # A constant column has a spread of rounding errors, if any: it says nothing, and keeps its scale.
+    scale = 1.0 if scale <= 1e-12 * abs(mean) or scale == 0 else scale
+    return Column(name, mean, scale, float(weight[~there].sum() / weight.sum()))
+
+
+def _category_column(name: str, values: np.ndarray, weight: np.ndarray) -> Column:
+    levels, number = np.unique(values.astype(str), return_inverse=True)
+    if len(levels) > min(CATEGORIES, max(10, len(values) // 2)):
+        raise ValueError(
+            f"Column {name} of X holds {len(levels)} different texts in {len(values)} rows: names, identifiers or free text; "
+            "leave it out, or group its values."
+        )
+    shares = np.bincount(number, weight) / weight.sum()
+    return Column(name, categories=tuple(str(level) for level in levels), shares=tuple(shares.tolist()))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What was learnt about all columns, and how rows become inputs.
+
+    Attributes:
+        columns: The columns, in order.
+        unseen: Value of the inputs that say 'never seen', in standard deviations.
+    """
+
+    columns: tuple[Column, ...]
+    unseen: float
+
+    @classmethod
+    def learn(cls, table: Any, weight: np.ndarray, unseen_rows: float) -> "Columns":
+        """Looks at the training table: a float array, or a DataFrame with categories."""
+        columns = []
+        for name, values, is_number in _values(table):
+            learn = _number_column if is_number else _category_column
+            columns.append(learn(name, values, weight))
+        share = min(0.5, unseen_rows / float(weight.sum()))
+        return cls(tuple(columns), 1 / _spread(share))
+
+    @property
+    def group(self) -> np.ndarray:
+        """Number of the column that each input belongs to; first all inputs of columns, then those that say 'never seen'."""
+        own = [number for number, column in enumerate(self.columns) for _ in range(column.inputs)]
+        return np.array([*own, *self._categorical()], dtype=np.int64)
+
+    @property
+    def plain(self) -> int:
+        """How many inputs there are before those that say 'never seen'."""
+        return sum(column.inputs for column in self.columns)
+
+    def _categorical(self) -> list[int]:
+        return [number for number, column in enumerate(self.columns) if column.categories is not None]
+
+    def transform(self, table: Any) -> np.ndarray:
+        """Rows as standardised inputs, (n, inputs)."""
+        plain: list[np.ndarray] = []
+        unseen: list[np.ndarray] = []
+        for column, (_, values, is_number) in zip(self.columns, _values(table), strict=True):
+            if column.categories is not None:
+                inputs, strange = self._category(column, values.astype(str))
+                plain.append(inputs)
+                unseen.append(self.unseen * strange)
+            elif is_number:
+                plain.append(self._number(column, values))
+            else:
+                raise ValueError(f"Column {column.name} of X held numbers in training, and now holds text.")
+        rows = np.column_stack([*plain, *unseen])
+        return np.clip(rows, -FARTHEST, FARTHEST)
+
+    def _number(self, column: Column, values: np.ndarray) -> np.ndarray:
+        absent = np.isnan(values)
+        with np.errstate(over="ignore"):
+            scaled = (values - column.mean) / column.scale
+        if column.missing:
+            flag = (absent - column.missing) / _spread(column.missing)
+            return np.column_stack([np.where(absent, 0.0, scaled), flag])
+        return np.where(absent, self.unseen, scaled)
+
+    def _category(self, column: Column, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        levels = np.array(column.categories)
+        at = np.searchsorted(levels, values).clip(max=len(levels) - 1)
+        known = levels[at] == values
+        shares = np.array(column.shares)
+        onehot = np.zeros((len(values), len(levels)))
+        onehot[np.nonzero(known)[0], at[known]] = 1.0
+        onehot[~known] = shares  # at the mean of the known ones; the distance is in the input of its own
+        spreads = np.array([_spread(share) for share in column.shares])
+        return (onehot - shares) / (spreads * math.sqrt(len(levels))), ~known
+
+
+def _values(table: Any) -> list[tuple[str, np.ndarray, bool]]:
+    """Name, values and whether they are numbers, of each column; missing categories get a name."""
+    if isinstance(table, np.ndarray):
+        return [(str(number), values, True) for number, values in enumerate(table.T)]
+    found = []
+    for name in table.columns:
+        series = table[name]
+        if is_category(series):
+            texts = series.astype(object).where(series.notna(), MISSING).astype(str)
+            found.append((f"'{name}'", texts.to_numpy(dtype=object), False))
+        else:
+            found.append((f"'{name}'", series.to_numpy(dtype=np.float64, na_value=np.nan), True))
+    return found
+
+
+def as_codes(table: Any) -> np.ndarray:
+    """A table as numbers that tell rows apart: categories are numbered."""
+    if isinstance(table, np.ndarray):
+        return table
+    columns = [values if is_number else np.unique(values.astype(str), return_inverse=True)[1] for _, values, is_number in _values(table)]
+    return np.column_stack(columns).astype(np.float64)
+
+
+def is_category(series: Any) -> bool:
+    """Whether a pandas column is of categories or text."""
+    return isinstance(series.dtype, pd.CategoricalDtype) or (
+        series.dtype == object or pd.api.types.is_string_dtype(series.dtype)
+    )

@@ -1,0 +1,151 @@
+"""Trained networks: what they make of the columns is what a member's head stands on.
+
+All networks of a table train as one stack on the log joint density of a network with a periodic layer, each without a part of the
+rows. Their output layers are then thrown away: a head of infinite width, over all rows, takes their place.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bochner.estimators.settings import Settings
+from bochner.layers import StationaryLayer
+from bochner.likelihoods import Categorical, Gaussian
+from bochner.models import Model
+from bochner.networks import Intervals, mlp
+from bochner.spectra import Spectrum
+from bochner.training import Recipe, fit_map, half_cosine
+
+SCATTERED = 10.0  # lengthscales: beyond, a periodic layer cannot relate any two rows, and its features are random
+SAMPLE = 1000  # rows that tell
+
+
+@dataclass
+class Extractors:
+    """Networks without their last two layers.
+
+    Attributes:
+        modules: The networks, in float32.
+        plain: How many inputs they see. The others say 'never seen', and go past them to the head.
+        groups: How many columns there are.
+    """
+
+    modules: list[nn.Module]
+    plain: int
+    groups: int
+
+    @torch.no_grad()
+    def __call__(self, number: int, x: Tensor) -> Tensor:
+        """What a network makes of rows, in lengthscales of the layer that it was trained with; (n, d) to (n, h), float64."""
+        deep = self.modules[number](x[:, : self.plain].float()).double()
+        return torch.cat([deep, x[:, self.plain :] / math.sqrt(self.groups)], 1)
+
+
+class _Scale(nn.Module):
+    """Division by a lengthscale that was learnt."""
+
+    def __init__(self, lengthscale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("lengthscale", lengthscale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.lengthscale
+
+
+def make_extractor(intervals: Intervals, plain: int, hidden: Sequence[int], generator: torch.Generator) -> nn.Sequential:
+    """A network up to its periodic layer, untrained: columns and their intervals in, the last hidden width out."""
+    layers = mlp(plain + len(intervals.column), tuple(hidden), dropout=0.0, generator=generator)
+    own = Intervals(intervals.column.clone(), intervals.left.clone(), intervals.width.clone())
+    return nn.Sequential(own, layers)
+
+
+def scaled(extractor: nn.Sequential, lengthscale: Tensor) -> nn.Sequential:
+    """An extractor whose outputs are in lengthscales."""
+    return nn.Sequential(*extractor, _Scale(lengthscale))
+
+
+def recipe_for(rows: int, settings: Settings) -> Recipe:
+    """Epochs and batches: so many passes over the rows, but no more than so many steps, and at least one pass."""
+    batch = min(rows, max(128, min(512, rows // 100)))
+    steps = math.ceil(rows / batch)
+    epochs = max(1, min(settings.network_epochs, settings.network_steps // steps))
+    return Recipe(epochs, batch, lr=settings.network_rate, schedule=half_cosine)
+
+
+def train_extractors(
+    x: Tensor,
+    y: Tensor,
+    rows: Tensor,
+    spectrum: Spectrum,
+    *,
+    outputs: int,
+    plain: int,
+    groups: int,
+    hidden: Sequence[int],
+    settings: Settings,
+    seed: int,
+    say: Callable[[str], None],
+    progress: bool,
+) -> Extractors | None:
+    """Networks trained together, each on its own rows.
+
+    Args:
+        x: Inputs of all rows, (n, d).
+        y: Mapped targets, (n, 1), or labels, (n,).
+        rows: Which rows each network learns from, (networks, m).
+        spectrum: Prior of the periodic layer's weights.
+        outputs: 1, or the number of classes.
+        plain: How many inputs the networks see.
+        groups: How many columns there are.
+        hidden: Widths of the hidden layers.
+        settings: The constants.
+        seed: Seed of every draw.
+        say: Tells the user.
+        progress: Whether to show the epochs.
+
+    Returns:
+        The networks; None where one of them goes astray at the ordinary learning rate and at a third of it.
+    """
+    inputs = x[:, :plain].float()
+    intervals = Intervals.of(inputs, settings.intervals, settings.all_intervals)
+    target = y.float() if y.is_floating_point() else y
+
+    def make(number: int) -> Model:
+        generator = torch.Generator().manual_seed(seed + number)
+        extractor = make_extractor(intervals, plain, hidden, generator)
+        layer = StationaryLayer(
+            hidden[-1], settings.network_width, kernel=spectrum, activation="paired", frequencies="sobol", generator=generator
+        )
+        likelihood = Gaussian(0.3) if y.is_floating_point() else Categorical()
+        return Model(layer, outputs, likelihood, extractor=extractor, generator=generator).to(x.device)
+
+    recipe = recipe_for(rows.shape[1], settings)
+    done: dict[int, nn.Module] = {}
+    for rate in (settings.network_rate, settings.network_rate / 3):
+        left = [number for number in range(len(rows)) if number not in done]
+        say(f"training {len(left)} networks for {recipe.epochs} epochs of {rows.shape[1]} rows")
+        models = [make(number) for number in left]
+        options: Any = {"seed": [seed + number for number in left], "rows": rows[left], "progress": progress}
+        fit = fit_map(models, inputs, target, replace(recipe, lr=rate), **options)
+        for number, model, diverged in zip(left, models, fit.diverged.tolist(), strict=True):
+            extractor = scaled(model.extractor.eval(), model.layer.lengthscale.detach())  # pyright: ignore[reportArgumentType]
+            if not diverged and not scattered(extractor, inputs[rows[number, :SAMPLE]]):
+                done[number] = extractor
+        if len(done) == len(rows):
+            return Extractors([done[number].requires_grad_(False) for number in range(len(rows))], plain, groups)
+        say(f"{len(rows) - len(done)} networks went astray at a learning rate of {rate:g}")
+    return None
+
+
+@torch.no_grad()
+def scattered(extractor: nn.Module, inputs: Tensor) -> bool:
+    """Whether hidden layers have driven rows so many lengthscales apart that nothing relates any two of them.
+
+    That is how a network with a periodic layer diverges: its output stays finite, and random.
+    """
+    found = extractor(inputs)
+    return not bool(torch.isfinite(found).all()) or float(found.std(0).mean()) > SCATTERED

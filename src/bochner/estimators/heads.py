@@ -1,0 +1,263 @@
+r"""Heads: what a member knows, given features and hyperparameters.
+
+Regression is conjugate. With the features of :mod:`bochner.estimators.kernel_features`, noise of variance $s^2$ and a row of weight
+$\omega$ counting as $\omega$ rows,
+
+$$ w \mid y \sim \mathrm{N}(A^{-1}\Phi^\top\Omega y / s^2,\; A^{-1}), \qquad A = \Phi^\top\Omega\Phi/s^2 + I/a^2. $$
+
+Classes have a softmax over latent functions, one for each class; two classes share one function, with a sigmoid. The head is
+the mode of the log posterior. Averaging over the posterior around the mode was tried and left out: held-out rows are less probable
+under the average, because the amplitude that they choose already says how sure to be.
+
+Both are sums over rows, and both answer how much of the prior variance the rows leave: for regression $\operatorname{Var} f / a^2$;
+for classes the same with every row counting a quarter, the largest curvature of a sigmoid, whatever its label.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from bochner.estimators.kernel_features import KernelFeatures
+from bochner.estimators.tuning import Rows
+
+CURVATURE = 0.25  # largest second derivative of log(1 + exp f)
+KEPT_NUMBERS = 2**26  # features that are kept while a mode is sought, half a GiB; beyond they are computed again
+
+
+@dataclass
+class Sums:
+    """What is kept of the rows: Φ'ΩΦ, Φ'Ωy, y'Ωy and the total weight."""
+
+    gram: Tensor
+    projection: Tensor
+    square: float
+    total: float
+
+    @classmethod
+    def of(cls, features: KernelFeatures, rows: Rows) -> "Sums":
+        """Sums over all rows, a piece at a time."""
+        size = len(features.anchors)
+        gram = torch.zeros(size, size, dtype=torch.float64, device=rows.x.device)
+        projection = torch.zeros(size, rows.y.shape[1], dtype=torch.float64, device=rows.x.device)
+        for x, y, weight in zip(*(features.chunks(t) for t in (rows.x, rows.y, rows.weight)), strict=True):
+            phi = features(x)
+            weighted = phi * weight[:, None]
+            gram.addmm_(phi.mT, weighted)
+            projection.addmm_(weighted.mT, y)
+        square = float((rows.weight[:, None] * rows.y.square()).sum())
+        return cls(gram, projection, square, float(rows.weight.sum()))
+
+    def __add__(self, other: "Sums") -> "Sums":
+        """The sums over both sets of rows."""
+        return Sums(
+            self.gram + other.gram,
+            self.projection + other.projection,
+            self.square + other.square,
+            self.total + other.total,
+        )
+
+
+@dataclass
+class GaussianHead:
+    """The posterior of a regression head.
+
+    Attributes:
+        features: The prior as features.
+        sums: What is kept of the rows.
+        amplitude: Prior standard deviation of f.
+        noise: Standard deviation of the noise.
+    """
+
+    features: KernelFeatures
+    sums: Sums
+    amplitude: float
+    noise: float
+    factor: Tensor = field(init=False, repr=False)
+    mean: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        precision = self.sums.gram / self.noise**2
+        precision.diagonal().add_(self.amplitude**-2)
+        self.factor = torch.linalg.cholesky(precision)
+        self.mean = torch.cholesky_solve(self.sums.projection / self.noise**2, self.factor)
+
+    def update(self, rows: Rows) -> "GaussianHead":
+        """The posterior after more rows: exactly that of all rows so far, given the anchors."""
+        return GaussianHead(self.features, self.sums + Sums.of(self.features, rows), self.amplitude, self.noise)
+
+    def _whitened(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features, (n, M), their half products L⁻¹φ, (M, n), and the variance that the anchors leave, (n,)."""
+        phi = self.features(x)
+        half = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
+        rest = self.amplitude**2 * (1 - phi.square().sum(1)).clamp(min=0)
+        return phi, half, rest
+
+    def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f at each row, (n,) each."""
+        phi, half, rest = self._whitened(x)
+        return (phi @ self.mean)[:, 0], half.square().sum(0) + rest
+
+    def covariance(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (n,) and covariance (n, n) of f at all rows together."""
+        phi, half, _ = self._whitened(x)
+        scaled = x / self.features.lengthscale
+        prior = self.features.spectrum.kernel(scaled) - phi @ phi.mT
+        return (phi @ self.mean)[:, 0], half.mT @ half + self.amplitude**2 * prior
+
+    def variance_left(self, x: Tensor) -> Tensor:
+        """Share of the prior variance that the rows leave, (n,)."""
+        return self.predict(x)[1] / self.amplitude**2
+
+    @property
+    def log_evidence(self) -> float:
+        """Log marginal likelihood of the rows, up to their weights' constant: that of the linear model in the features."""
+        variance, count = self.noise**2, self.sums.total
+        half = torch.linalg.solve_triangular(self.factor, self.sums.projection / variance, upper=False)
+        log_det = 2 * float(self.factor.diagonal().log().sum()) + 2 * len(self.factor) * math.log(self.amplitude)
+        quadratic = self.sums.square / variance - float(half.square().sum())
+        return -0.5 * (quadratic + log_det + count * math.log(2 * math.pi * variance))
+
+
+def as_targets(labels: Tensor, classes: int) -> Tensor:
+    """Labels as 0/1 targets: one column for two classes, one for each of more."""
+    onehot = torch.nn.functional.one_hot(labels, classes).double()
+    return onehot[:, 1:] if classes == 2 else onehot
+
+
+def as_probabilities(latent: Tensor) -> Tensor:
+    """Probability of each class from latent functions, (n, 1) or (n, c)."""
+    if latent.shape[1] > 1:
+        return torch.softmax(latent, 1)
+    return torch.cat([torch.sigmoid(-latent), torch.sigmoid(latent)], 1)
+
+
+def _fit_and_residual(latent: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log likelihood of each row, (n,), and its gradient in the latent functions."""
+    if latent.shape[1] == 1:
+        fit = -torch.nn.functional.softplus(torch.where(targets > 0.5, -latent, latent))
+        return fit[:, 0], targets - torch.sigmoid(latent)
+    logs = torch.log_softmax(latent, 1)
+    return (logs * targets).sum(1), targets - logs.exp()
+
+
+class FeatureRows:
+    """Features of all rows in pieces, again and again: kept while they take at most half a GiB."""
+
+    def __init__(self, features: KernelFeatures, x: Tensor) -> None:
+        self.features, self.pieces = features, features.chunks(x)
+        keep = len(x) * len(features.anchors) <= KEPT_NUMBERS
+        self.kept = [features(piece) for piece in self.pieces] if keep else None
+
+    def __iter__(self):  # noqa: ANN204
+        return iter(self.kept) if self.kept is not None else map(self.features, self.pieces)
+
+
+@dataclass
+class SoftmaxHead:
+    """The mode of a head for classes.
+
+    Attributes:
+        features: The prior as features.
+        gram: Φ'ΩΦ, for how much the rows leave open.
+        amplitude: Prior standard deviation of each latent function.
+        weights: The mode, (M, 1) for two classes, (M, c) for more.
+    """
+
+    features: KernelFeatures
+    gram: Tensor
+    amplitude: float
+    weights: Tensor
+    factor: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.factor = _bound(self.gram, self.amplitude)
+
+    @classmethod
+    def fit(
+        cls, features: KernelFeatures, rows: Rows, amplitude: float, start: Tensor | None = None
+    ) -> "SoftmaxHead":
+        """The head that makes the rows and the weights most probable together.
+
+        Args:
+            features: The prior as features.
+            rows: Rows with 0/1 targets.
+            amplitude: Prior standard deviation of each latent function.
+            start: Weights to begin from.
+        """
+        pieces = FeatureRows(features, rows.x)
+        gram = torch.zeros(len(features.anchors), len(features.anchors), dtype=torch.float64, device=rows.x.device)
+        for phi, weight in zip(pieces, features.chunks(rows.weight), strict=True):
+            gram.addmm_(phi.mT, phi * weight[:, None])
+        return cls(features, gram, amplitude, find_mode(pieces, rows, gram, amplitude, start))
+
+    def latent(self, x: Tensor) -> Tensor:
+        """The latent functions at each row, (n, 1) or (n, c)."""
+        return self.features(x) @ self.weights
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Probability of each class at each row, (n, c)."""
+        return as_probabilities(self.latent(x))
+
+    def variance_left(self, x: Tensor) -> Tensor:
+        """Share of the prior variance that the rows leave, (n,), whatever their labels."""
+        phi = self.features(x)
+        half = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
+        return half.square().sum(0) / self.amplitude**2 + (1 - phi.square().sum(1)).clamp(min=0)
+
+
+def _bound(gram: Tensor, amplitude: float) -> Tensor:
+    """Factor of the precision in which every row has the largest curvature."""
+    bound = CURVATURE * gram
+    bound.diagonal().add_(amplitude**-2)
+    return torch.linalg.cholesky(bound)
+
+
+def find_mode(pieces: FeatureRows | list[Tensor], rows: Rows, gram: Tensor, amplitude: float, start: Tensor | None) -> Tensor:
+    """Most probable weights, by L-BFGS in coordinates in which the curvature is at most about one."""
+    factor = _bound(gram, amplitude)
+    shape = (len(gram), rows.y.shape[1])
+    sizes = [len(phi) for phi in pieces]
+    targets, weights = rows.y.split(sizes), rows.weight.split(sizes)
+
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        v = torch.from_numpy(flat.reshape(shape)).to(gram.device)
+        w = torch.linalg.solve_triangular(factor.mT, v, upper=True)
+        loss, slope = 0.5 * w.square().sum() / amplitude**2, w / amplitude**2
+        for phi, target, weight in zip(pieces, targets, weights, strict=True):
+            fit, residual = _fit_and_residual(phi @ w, target)
+            loss = loss - (weight * fit).sum()
+            slope = slope - phi.mT @ (weight[:, None] * residual)
+        slope = torch.linalg.solve_triangular(factor, slope, upper=False)
+        return float(loss), slope.cpu().numpy().ravel()
+
+    begin = torch.zeros(shape, dtype=torch.float64) if start is None else (factor.mT @ start).cpu()
+    options = {"maxiter": 100, "maxcor": 10, "ftol": 1e-10, "gtol": 1e-4}
+    found = minimize(objective, begin.numpy().ravel(), jac=True, method="L-BFGS-B", options=options)
+    v = torch.from_numpy(found.x.reshape(shape)).to(gram.device)
+    return torch.linalg.solve_triangular(factor.mT, v, upper=True)
+
+
+def left_out_latent(phi: Tensor, rows: Rows, weights: Tensor, amplitude: float) -> Tensor:
+    r"""The latent functions at every row as if it had not been learnt from, (n, 1) or (n, c).
+
+    One Newton step away from the mode: $f_{-i} = f_i - V_i\, g_i$, with the gradient $g_i$ of the row's log likelihood, its curvature
+    $h_i$, the posterior variance $S_i$ and $V_i = S_i / (1 - S_i h_i)$ (Vehtari et al., 2016). With more than two classes each
+    function is taken by itself.
+    """
+    latent = phi @ weights
+    _, residual = _fit_and_residual(latent, rows.y)
+    probability = rows.y - residual
+    curvature = rows.weight[:, None] * probability * (1 - probability)
+    columns = []
+    for c in range(latent.shape[1]):
+        precision = phi.mT @ (phi * curvature[:, c : c + 1])
+        precision.diagonal().add_(amplitude**-2)
+        half = torch.linalg.solve_triangular(torch.linalg.cholesky(precision), phi.mT, upper=False)
+        variance = half.square().sum(0)
+        variance = variance / (1 - variance * curvature[:, c]).clamp(min=1e-6)
+        columns.append(latent[:, c] - variance * rows.weight * residual[:, c])
+    return torch.stack(columns, 1)

@@ -1,0 +1,105 @@
+r"""Mixtures: how much each member counts, and what they predict together.
+
+$$ p(y \mid x) = \sum_m w_m\, p_m(y \mid x) $$
+
+The weights are those under which rows are most probable that the members have not learnt from ('stacking', Yao et al., 2018), after
+one row beforehand for each member.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+from torch import Tensor
+
+from bochner.estimators.targets import TargetMap
+from bochner.predictive import normal_log_density
+
+BISECTIONS = 60  # halvings of the interval between the members' own quantiles: down to rounding
+
+
+@torch.no_grad()
+def stacking_weights(log_densities: Tensor, row_weight: Tensor, *, steps: int = 300) -> Tensor:
+    """Weights of the mixture under which rows are most probable, by EM.
+
+    Args:
+        log_densities: Log density of each row under each member, (members, rows).
+        row_weight: How many rows each one stands for.
+        steps: Iterations.
+    """
+    weights = torch.full_like(log_densities[:, 0], 1 / len(log_densities))
+    for _ in range(steps):
+        shares = torch.softmax(log_densities + weights.log()[:, None], 0) @ row_weight
+        weights = (shares + 1) / (row_weight.sum() + len(weights))
+    return weights
+
+
+@dataclass(frozen=True)
+class NormalMixture:
+    """A predictive distribution of the target at n rows: a mixture of Gaussians, each on the scale of its own map.
+
+    Attributes:
+        weight: What each member counts for, (members,).
+        mean: Means on the mapped scales, (members, n).
+        std: Standard deviations there, noise included, (members, n).
+        maps: The map of each member.
+    """
+
+    weight: Tensor
+    mean: Tensor
+    std: Tensor
+    maps: tuple[TargetMap, ...]
+
+    def _standard(self, y: Tensor) -> Tensor:
+        """Distance of targets (n,) from each member's mean in its standard deviations, (members, n)."""
+        return torch.stack([(m.forward(y) - mean) / std for m, mean, std in zip(self.maps, self.mean, self.std, strict=True)])
+
+    def member_log_prob(self, y: Tensor) -> Tensor:
+        """Log density of each target under each member, (members, n)."""
+        parts = [
+            normal_log_density(m.forward(y), mean, std) + m.log_slope(y)
+            for m, mean, std in zip(self.maps, self.mean, self.std, strict=True)
+        ]
+        return torch.stack(parts)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density of each target, (n,)."""
+        return (self.member_log_prob(y) + self.weight.log()[:, None]).logsumexp(0)
+
+    def cdf(self, y: Tensor) -> Tensor:
+        """Probability of a value up to each target, (n,)."""
+        return self.weight @ torch.special.ndtr(self._standard(y))
+
+    def quantile(self, level: float) -> Tensor:
+        """The quantile at each row, (n,), by bisection between the lowest and the highest of the members' own."""
+        z = float(ndtri(level))
+        own = torch.stack([m.inverse(mean + z * std) for m, mean, std in zip(self.maps, self.mean, self.std, strict=True)])
+        low, high = own.min(0).values, own.max(0).values
+        for _ in range(BISECTIONS if len(self.maps) > 1 else 0):
+            middle = 0.5 * (low + high)
+            below = self.cdf(middle) < level
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return 0.5 * (low + high)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the target at each row, (n,) each."""
+        parts = [m.moments(mean, std) for m, mean, std in zip(self.maps, self.mean, self.std, strict=True)]
+        means, variances = (torch.stack(own) for own in zip(*parts, strict=True))
+        mean = self.weight @ means
+        return mean, (self.weight @ (variances + (means - mean).square())).sqrt()
+
+    def scaled(self, factor: Tensor) -> "NormalMixture":
+        """The same with all standard deviations times a factor for each row."""
+        return NormalMixture(self.weight, self.mean, self.std * factor, self.maps)
+
+    def scores(self, y: Tensor) -> Tensor:
+        """Targets as standard normal scores of their probabilities, (n,); within ±8."""
+        z = self._standard(y)
+        inside = torch.special.ndtri((self.weight @ torch.special.ndtr(z)).clamp(1e-15, 1 - 1e-15))
+        return inside.clamp(-8, 8)
+
+
+def as_numpy(value: Tensor) -> np.ndarray:
+    """A tensor as an array on the CPU."""
+    return value.detach().cpu().numpy()

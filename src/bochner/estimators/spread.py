@@ -1,0 +1,115 @@
+r"""A spread of its own for every row: where rows were less or more certain than the mixture said.
+
+Let $u_i$ be the normal score of a row's target under the mixture of members that have not seen it: standard normal if the
+mixture is right. A head for its log standard deviation, $u_i \sim \mathrm{N}(0, e^{2h(x_i)})$, $h = c + \phi(x)^\top v$, is the mode of
+a convex log posterior. At a new row all standard deviations of the mixture are multiplied by $e^{h(x)}$. Far from the data $\phi$
+vanishes and $e^c$ is left, which is near 1.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from bochner.estimators.kernel_features import KernelFeatures
+from bochner.spectra import RBF
+
+ANCHORS = 200  # most anchors: a spread changes slowly
+AMPLITUDES = (0.5, 1.0)  # prior standard deviations of h that are tried
+GAIN = 5.0  # nats by which the rows must ask for a spread that is not constant; with fewer, small tables come out too sure
+WIDEST = 2.0  # largest |h|: a factor of seven
+
+
+@dataclass
+class Spread:
+    """The factor on the standard deviation of every row.
+
+    Attributes:
+        constant: c, the log of the factor far away.
+        features: Features of h, or None where the factor is constant.
+        weights: v.
+        mean_only: Whether h depends on the predicted mean alone, and not on the columns too.
+    """
+
+    constant: float = 0.0
+    features: KernelFeatures | None = None
+    weights: Tensor | None = None
+    mean_only: bool = False
+
+    def __call__(self, x: Tensor, mean: Tensor) -> Tensor:
+        """The factor at each row, from its inputs and its mean on the mapped scale."""
+        level = torch.full_like(mean, self.constant)
+        if self.features is not None and self.weights is not None:
+            level = level + self.features(_inputs(x, mean, self.mean_only)) @ self.weights
+        return level.clamp(-WIDEST, WIDEST).exp()
+
+
+def _inputs(x: Tensor, mean: Tensor, mean_only: bool) -> Tensor:
+    """What the head stands on: the predicted mean, and the columns beside it."""
+    return mean[:, None] if mean_only else torch.cat([x / math.sqrt(x.shape[1]), mean[:, None]], 1)
+
+
+def log_density(score: Tensor, level: Tensor) -> Tensor:
+    """Log density of scores under the spread, over that without: positive where the spread helps."""
+    return 0.5 * score.square() * (1 - torch.exp(-2 * level)) - level
+
+
+def _mode(phi: Tensor, score: Tensor, weight: Tensor, amplitude: float) -> Tensor:
+    """Most probable (v, c), (M + 1,), by L-BFGS; c has a standard normal prior."""
+    design = torch.cat([phi, phi.new_ones(len(phi), 1)], 1)
+    precision = torch.full((design.shape[1],), amplitude**-2, dtype=phi.dtype, device=phi.device)
+    precision[-1] = 1.0
+    square = score.square()
+
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        v = torch.from_numpy(flat).to(phi)
+        level = design @ v
+        misfit = 0.5 * square * torch.exp(-2 * level)
+        loss = (weight * (level + misfit)).sum() + 0.5 * (precision * v.square()).sum()
+        slope = design.mT @ (weight * (1 - 2 * misfit)) + precision * v
+        return float(loss), slope.cpu().numpy()
+
+    start = np.zeros(design.shape[1])
+    found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 60})
+    return torch.from_numpy(found.x).to(phi)
+
+
+@torch.no_grad()
+def learn_spread(x: Tensor, mean: Tensor, score: Tensor, weight: Tensor, folds: int) -> Spread:
+    """The spread under which rows are most probable that it has not been fitted to: constant, or along the mean, or the columns.
+
+    Args:
+        x: Inputs of rows that judged the mixture, in random order.
+        mean: Their predicted means on the mapped scale.
+        score: Normal scores of their targets.
+        weight: How many rows each one stands for.
+        folds: Number of parts that are left out in turn.
+    """
+    part = torch.arange(len(x), device=x.device) % folds
+
+    def gain(phi: Tensor, amplitude: float) -> float:
+        total = 0.0
+        for fold in range(folds if len(x) >= folds else 0):
+            out = part == fold
+            v = _mode(phi[~out], score[~out], weight[~out], amplitude)
+            level = (phi[out] @ v[:-1] + v[-1]).clamp(-WIDEST, WIDEST)
+            total += float((weight[out] * log_density(score[out], level)).sum())
+        return total
+
+    nothing = x.new_zeros(len(x), 0)
+    best, found = max(0.0, gain(nothing, 1.0)), Spread()
+    if best > 0:
+        found = Spread(float(_mode(nothing, score, weight, 1.0)[-1]))
+    for mean_only in (True, False):
+        inputs = _inputs(x, mean, mean_only)
+        features = KernelFeatures.at(RBF(), torch.ones_like(inputs[0]), inputs[:ANCHORS])
+        phi = features(inputs)
+        for amplitude in AMPLITUDES:
+            value = gain(phi, amplitude)
+            if value > best + GAIN:
+                v = _mode(phi, score, weight, amplitude)
+                best, found = value, Spread(float(v[-1]), features, v[:-1], mean_only)
+    return found
