@@ -1,6 +1,5 @@
 """What both estimators share: parameters, checks of what comes in, and the score for rows unlike the training data."""
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from bochner.estimators.columns import Columns, as_codes, is_category
 from bochner.estimators.members import Inputs, Task, pieces
 from bochner.estimators.settings import Settings
 
-ONE_THREAD_ROWS = 2000  # tables of up to so many rows are fitted on one thread: more only wait for each other
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -125,7 +123,9 @@ class Stationary(BaseEstimator):
         if categorical:
             table: Any = X.reset_index(drop=True)
         else:
-            table = check_array(X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2, estimator=self)
+            table = check_array(
+                X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2, estimator=self
+            )
         if len(table) != len(y):
             raise ValueError(f"X and y must have the same number of rows, got {len(table)} and {len(y)} instead.")
         if len(table) < 2:
@@ -135,7 +135,9 @@ class Stationary(BaseEstimator):
         weight = _check_sample_weight(sample_weight, np.zeros((len(y), 1)), dtype=np.float64, ensure_non_negative=True)
         counts = weight > 0
         if counts.sum() < 2:
-            raise ValueError(f"The sample_weight parameter must be positive for at least 2 rows, got {int(counts.sum())}.")
+            raise ValueError(
+                f"The sample_weight parameter must be positive for at least 2 rows, got {int(counts.sum())}."
+            )
         features = table.shape[1]
         first, weight = merge_equal_rows(as_codes(table[counts]), y[counts], weight[counts])
         table, y = _take(table, np.nonzero(counts)[0][first]), y[counts][first]
@@ -218,17 +220,3 @@ def merge_equal_rows(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[
     keys = both.view(np.dtype((np.void, both.dtype.itemsize * both.shape[1])))[:, 0]
     _, first, number = np.unique(keys, return_index=True, return_inverse=True)
     return first, np.bincount(number.ravel(), weight)
-
-
-@contextlib.contextmanager
-def threads_for(rows: int) -> Iterator[None]:
-    """One thread for a small table, all of them for a large one; the process's own number comes back afterwards."""
-    before = torch.get_num_threads()
-    if rows > ONE_THREAD_ROWS or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -8,6 +8,7 @@
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,17 +18,21 @@ from torch import Tensor
 from bochner.estimators.extractors import Extractors
 from bochner.estimators.heads import SoftmaxHead, as_probabilities, as_targets, find_mode, left_out_latent
 from bochner.estimators.kernel_features import KernelFeatures, squared_distances
-from bochner.estimators.members import Inputs, Member, Task, anchored, kept_members, train_for, variance_left
+from bochner.estimators.members import Inputs, Member, Task, anchored, climb, kept_members, train_for, variance_left
 from bochner.estimators.mixture import stacking_weights
 from bochner.estimators.plan import Plan, make_plan
+from bochner.estimators.threads import one_thread
 from bochner.estimators.tuning import Rows
 from bochner.spectra import Spectrum
 
 AMPLITUDES = tuple(2.0**k for k in range(7))  # prior standard deviations of a latent function that are tried
 SCALES = tuple(2.0**k for k in range(-3, 5))  # lengthscales that are tried, in median distances of rows
-DEEP_SCALES = (1.0, 2.0, 4.0, 8.0)  # the same for heads on networks, in lengthscales that these were trained with
+DEEP_AMPLITUDES = (1.0, 2.0, 4.0, 8.0)  # the same for heads on networks
+DEEP_SCALES = (2.0, 4.0, 8.0)  # the same, lengthscales, in those that the networks were trained with
+DEEP_START = 4.0  # the most frequent choice: where the climb begins
+DECIDING = 2  # networks whose held-out rows choose for all
 ENOUGH_WORSE = 0.02  # nats a row below the best amplitude so far at which larger ones are no longer tried
-TRIAL_ROWS = 4000  # heads that are judged learn from at most so many
+TRIAL_ROWS = 2000  # heads that are judged learn from at most so many
 FLOOR = 1e-6  # least probability that a judged row is given, so that one row cannot rule a member out
 
 
@@ -66,9 +71,7 @@ class _Candidate:
 
 def fit_classes(x: Tensor, labels: Tensor, weight: Tensor, classes: int, task: Task) -> ClassMixture:
     """Fits a mixture to rows x, (n, d), labels from 0 to classes − 1, and weights."""
-    plan = make_plan(len(x), labels, task.settings, torch.Generator().manual_seed(task.seed))
-    folds = tuple(fold.to(x.device) for fold in plan.folds)
-    plan = replace(plan, order=plan.order.to(x.device), folds=folds, tuning=plan.tuning.to(x.device))
+    plan = make_plan(len(x), labels, task.settings, torch.Generator().manual_seed(task.seed)).to(x.device)
     rows = Rows(x, as_targets(labels, classes), weight)
     task.say(f"tuning on {len(plan.tuning)} rows, judging on {len(plan.judging)}")
     candidates = [_wide(rows, plan, task, spectrum) for spectrum in task.spectra]
@@ -83,7 +86,7 @@ def fit_classes(x: Tensor, labels: Tensor, weight: Tensor, classes: int, task: T
 # ------------------------------------------------------------------ heads on the columns
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Choice:
     """A lengthscale and an amplitude, and how probable they make rows that are left out."""
 
@@ -125,23 +128,15 @@ def _best_amplitude(phi: Tensor, rows: Rows, scale: float) -> _Choice:
     return best
 
 
-def climb(rows: Rows, spectrum: Spectrum, unit: Tensor) -> _Choice:
-    """The best lengthscale and amplitude: from the middle of the grid in the direction in which left-out rows get more probable."""
-    found: dict[int, _Choice] = {}
+def choose_scale(rows: Rows, spectrum: Spectrum, unit: Tensor) -> _Choice:
+    """The best lengthscale and amplitude, by rows that are left out."""
 
     def at(index: int) -> _Choice:
-        if index not in found:
-            phi = KernelFeatures.at(spectrum, unit * SCALES[index], rows.x)(rows.x)
-            found[index] = _best_amplitude(phi, rows, SCALES[index])
-        return found[index]
+        phi = KernelFeatures.at(spectrum, unit * SCALES[index], rows.x)(rows.x)
+        return _best_amplitude(phi, rows, SCALES[index])
 
-    here = SCALES.index(1.0)
-    while True:
-        near = [index for index in (here - 1, here, here + 1) if 0 <= index < len(SCALES)]
-        best = max(near, key=lambda index: at(index).score)
-        if best == here:
-            return found[here]
-        here = best
+    with one_thread():
+        return climb(len(SCALES), SCALES.index(1.0), at)
 
 
 def median_distance(x: Tensor) -> float:
@@ -155,17 +150,20 @@ def _wide(rows: Rows, plan: Plan, task: Task, spectrum: Spectrum) -> _Candidate:
     """A head on the columns, and what heads say of parts that they have not seen."""
     at, settings = plan.tuning, task.settings
     unit = torch.full_like(rows.x[0], median_distance(rows.x[at]))
-    choice = climb(rows[at], spectrum, unit)
+    choice = choose_scale(rows[at], spectrum, unit)
     phi = anchored(spectrum, unit * choice.scale, rows.x, plan.order, settings.wide_anchors)
     amplitude = choice.amplitude
     if len(rows) > 2 * settings.tuning_rows:  # many more rows than tuned: they choose the amplitude again
-        amplitude = _amplitude_by_fold([(phi, rows)], plan, amplitude)
+        some = [a for a in AMPLITUDES if choice.amplitude / 2 <= a <= 4 * choice.amplitude]
+        amplitude = _by_held_out([(phi, rows)], plan, some).amplitude
+    final = SoftmaxHead.fit(phi, rows, amplitude)
     judged = [
-        _judge(SoftmaxHead.fit(phi, rows[plan.others(number, TRIAL_ROWS)], amplitude), rows.x[fold])
+        # The problem is convex: where it starts does not matter for where it ends.
+        _judge(SoftmaxHead.fit(phi, rows[plan.others(number, TRIAL_ROWS)], amplitude, final.weights), rows.x[fold])
         for number, fold in enumerate(plan.folds)
     ]
     probability, left = (torch.cat(part) for part in zip(*judged, strict=True))
-    return _Candidate(probability, left, [(None, SoftmaxHead.fit(phi, rows, amplitude))])
+    return _Candidate(probability, left, [(None, final)])
 
 
 def _judge(head: SoftmaxHead, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,20 +171,27 @@ def _judge(head: SoftmaxHead, x: Tensor) -> tuple[Tensor, Tensor]:
     return head.probabilities(x), head.variance_left(x)
 
 
-def _amplitude_by_fold(parts: list[tuple[KernelFeatures, Rows]], plan: Plan, start: float) -> float:
-    """The amplitude under which the first parts are most probable to heads that have not seen them; from half of ``start`` on."""
-    best, score = start, -math.inf
-    weights: list[Tensor | None] = [None] * len(parts)
-    for amplitude in (a for a in AMPLITUDES if a >= start / 2):
-        total = 0.0
-        for number, (phi, rows) in enumerate(parts):
-            head = SoftmaxHead.fit(phi, rows[plan.others(number, TRIAL_ROWS)], amplitude, weights[number])
-            fold, weights[number] = rows[plan.folds[number]], head.weights
-            total += _mean_log(head.probabilities(fold.x), fold.y, fold.weight) / len(parts)
-        if total > score:
-            best, score = amplitude, total
-        else:
+def _by_held_out(parts: list[tuple[KernelFeatures, Rows]], plan: Plan, amplitudes: Sequence[float]) -> _Choice:
+    """The amplitude under which the first parts of the rows are most probable to heads that have not seen them.
+
+    Args:
+        parts: Features and all rows, for each of the first parts.
+        plan: Which rows are in them.
+        amplitudes: Those to try, upwards until held-out rows get less probable.
+    """
+    paths = [
+        SoftmaxHead.along(phi, rows[plan.others(number, TRIAL_ROWS)], amplitudes)
+        for number, (phi, rows) in enumerate(parts)
+    ]
+    folds = [rows[plan.folds[number]] for number, (_, rows) in enumerate(parts)]
+    best = None
+    for amplitude, *heads in zip(amplitudes, *paths, strict=True):
+        pairs = zip(heads, folds, strict=True)
+        score = sum(_mean_log(head.probabilities(fold.x), fold.y, fold.weight) for head, fold in pairs)
+        if best is not None and score <= best.score:
             break
+        best = _Choice(score, 1.0, amplitude)
+    assert best is not None
     return best
 
 
@@ -196,36 +201,24 @@ def _amplitude_by_fold(parts: list[tuple[KernelFeatures, Rows]], plan: Plan, sta
 def _deep(rows: Rows, extractors: Extractors, plan: Plan, task: Task) -> _Candidate:
     """Heads on networks, each judged by the part that neither it nor its network has seen."""
     task.say("fitting heads to what the networks make of the columns")
-    settings, number = task.settings, len(plan.folds)
-    deep = [
-        torch.cat([extractors(j, piece) for piece in rows.x.split(settings.judging_rows)]) for j in range(number)
-    ]
-    parts = [Rows(features, rows.y, rows.weight) for features in deep]
+    deep = [Rows(extractors.all_rows(j, rows.x), rows.y, rows.weight) for j in range(len(plan.folds))]
 
     def features(j: int, scale: float) -> KernelFeatures:
-        lengthscale = torch.full_like(deep[j][0], scale)
-        return anchored(task.spectra[0], lengthscale, deep[j], plan.order, settings.deep_anchors)
+        lengthscale = torch.full_like(deep[j].x[0], scale)
+        return anchored(task.spectra[0], lengthscale, deep[j].x, plan.order, task.settings.deep_anchors)
 
-    best = None
-    tried = range(min(2, number))  # two networks choose for all
-    for scale in DEEP_SCALES:
-        start: list[Tensor | None] = [None] * number
-        for amplitude in AMPLITUDES[:5]:
-            total = 0.0
-            for j in tried:
-                head = SoftmaxHead.fit(features(j, scale), parts[j][plan.others(j, TRIAL_ROWS)], amplitude, start[j])
-                start[j], fold = head.weights, parts[j][plan.folds[j]]
-                total += _mean_log(head.probabilities(fold.x), fold.y, fold.weight)
-            if best is None or total > best.score:
-                best = _Choice(total, scale, amplitude)
-            elif total < best.score - ENOUGH_WORSE:
-                break
-    assert best is not None
+    def at(index: int) -> _Choice:
+        few = [(features(j, DEEP_SCALES[index]), deep[j]) for j in range(min(DECIDING, len(deep)))]
+        return replace(_by_held_out(few, plan, DEEP_AMPLITUDES), scale=DEEP_SCALES[index])
+
+    best = climb(len(DEEP_SCALES), DEEP_SCALES.index(DEEP_START), at)
     judged, heads = [], []
     for j, fold in enumerate(plan.folds):
         phi = features(j, best.scale)
-        judged.append(_judge(SoftmaxHead.fit(phi, parts[j][plan.others(j, TRIAL_ROWS)], best.amplitude), deep[j][fold]))
-        heads.append((j, SoftmaxHead.fit(phi, parts[j], best.amplitude)))
+        final = SoftmaxHead.fit(phi, deep[j], best.amplitude)
+        without = SoftmaxHead.fit(phi, deep[j][plan.others(j, TRIAL_ROWS)], best.amplitude, final.weights)
+        judged.append(_judge(without, deep[j].x[fold]))
+        heads.append((j, final))
     probability, left = (torch.cat(part) for part in zip(*judged, strict=True))
     return _Candidate(probability, left, heads)
 

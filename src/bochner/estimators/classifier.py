@@ -9,9 +9,10 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor
 
-from bochner.estimators.base import Stationary, threads_for
+from bochner.estimators.base import Stationary
 from bochner.estimators.classification import ClassMixture, fit_classes
 from bochner.estimators.members import Inputs
+from bochner.estimators.threads import ONE_THREAD_ROWS, one_thread
 
 
 class StationaryClassifier(ClassifierMixin, Stationary):
@@ -64,7 +65,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             )
         target = torch.from_numpy(labels.ravel()).long().to(training.x.device)
         task = self._task(training)
-        with threads_for(len(training.x)):
+        with one_thread(len(training.x) <= ONE_THREAD_ROWS):
             mixture = fit_classes(training.x, target, training.weight, len(classes), task)
         self._remember(training)
         self.classes_, self.mixture_ = classes, mixture

@@ -167,7 +167,10 @@ def as_codes(table: Any) -> np.ndarray:
     """A table as numbers that tell rows apart: categories are numbered."""
     if isinstance(table, np.ndarray):
         return table
-    columns = [values if is_number else np.unique(values.astype(str), return_inverse=True)[1] for _, values, is_number in _values(table)]
+    columns = [
+        values if is_number else np.unique(values.astype(str), return_inverse=True)[1]
+        for _, values, is_number in _values(table)
+    ]
     return np.column_stack(columns).astype(np.float64)
 
 

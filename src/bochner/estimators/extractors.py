@@ -18,10 +18,11 @@ from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model
 from bochner.networks import Intervals, mlp
 from bochner.spectra import Spectrum
-from bochner.training import Recipe, fit_map, half_cosine
+from bochner.training import Recipe, fit_map, half_cosine, light_adam
 
 SCATTERED = 10.0  # lengthscales: beyond, a periodic layer cannot relate any two rows, and its features are random
 SAMPLE = 1000  # rows that tell
+PIECE = 4096  # rows that a network sees at a time
 
 
 @dataclass
@@ -44,6 +45,10 @@ class Extractors:
         deep = self.modules[number](x[:, : self.plain].float()).double()
         return torch.cat([deep, x[:, self.plain :] / math.sqrt(self.groups)], 1)
 
+    def all_rows(self, number: int, x: Tensor) -> Tensor:
+        """What a network makes of many rows, a piece at a time."""
+        return torch.cat([self(number, piece) for piece in x.split(PIECE)])
+
 
 class _Scale(nn.Module):
     """Division by a lengthscale that was learnt."""
@@ -56,7 +61,9 @@ class _Scale(nn.Module):
         return x / self.lengthscale
 
 
-def make_extractor(intervals: Intervals, plain: int, hidden: Sequence[int], generator: torch.Generator) -> nn.Sequential:
+def make_extractor(
+    intervals: Intervals, plain: int, hidden: Sequence[int], generator: torch.Generator
+) -> nn.Sequential:
     """A network up to its periodic layer, untrained: columns and their intervals in, the last hidden width out."""
     layers = mlp(plain + len(intervals.column), tuple(hidden), dropout=0.0, generator=generator)
     own = Intervals(intervals.column.clone(), intervals.left.clone(), intervals.width.clone())
@@ -73,7 +80,7 @@ def recipe_for(rows: int, settings: Settings) -> Recipe:
     batch = min(rows, max(128, min(512, rows // 100)))
     steps = math.ceil(rows / batch)
     epochs = max(1, min(settings.network_epochs, settings.network_steps // steps))
-    return Recipe(epochs, batch, lr=settings.network_rate, schedule=half_cosine)
+    return Recipe(epochs, batch, light_adam, settings.network_rate, schedule=half_cosine)
 
 
 def train_extractors(
@@ -118,7 +125,12 @@ def train_extractors(
         generator = torch.Generator().manual_seed(seed + number)
         extractor = make_extractor(intervals, plain, hidden, generator)
         layer = StationaryLayer(
-            hidden[-1], settings.network_width, kernel=spectrum, activation="paired", frequencies="sobol", generator=generator
+            hidden[-1],
+            settings.network_width,
+            kernel=spectrum,
+            activation="paired",
+            frequencies="sobol",
+            generator=generator,
         )
         likelihood = Gaussian(0.3) if y.is_floating_point() else Categorical()
         return Model(layer, outputs, likelihood, extractor=extractor, generator=generator).to(x.device)

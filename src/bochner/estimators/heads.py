@@ -14,6 +14,7 @@ for classes the same with every row counting a quarter, the largest curvature of
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +23,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from bochner.estimators.kernel_features import KernelFeatures
+from bochner.estimators.threads import ONE_THREAD_ROWS, one_thread
 from bochner.estimators.tuning import Rows
 
 CURVATURE = 0.25  # largest second derivative of log(1 + exp f)
@@ -152,7 +154,7 @@ class FeatureRows:
         keep = len(x) * len(features.anchors) <= KEPT_NUMBERS
         self.kept = [features(piece) for piece in self.pieces] if keep else None
 
-    def __iter__(self):  # noqa: ANN204
+    def __iter__(self) -> Iterator[Tensor]:
         return iter(self.kept) if self.kept is not None else map(self.features, self.pieces)
 
 
@@ -177,9 +179,7 @@ class SoftmaxHead:
         self.factor = _bound(self.gram, self.amplitude)
 
     @classmethod
-    def fit(
-        cls, features: KernelFeatures, rows: Rows, amplitude: float, start: Tensor | None = None
-    ) -> "SoftmaxHead":
+    def fit(cls, features: KernelFeatures, rows: Rows, amplitude: float, start: Tensor | None = None) -> "SoftmaxHead":
         """The head that makes the rows and the weights most probable together.
 
         Args:
@@ -188,11 +188,20 @@ class SoftmaxHead:
             amplitude: Prior standard deviation of each latent function.
             start: Weights to begin from.
         """
+        return next(cls.along(features, rows, (amplitude,), start))
+
+    @classmethod
+    def along(
+        cls, features: KernelFeatures, rows: Rows, amplitudes: Iterable[float], start: Tensor | None = None
+    ) -> "Iterator[SoftmaxHead]":
+        """Heads for several amplitudes, each mode sought from the one before."""
         pieces = FeatureRows(features, rows.x)
         gram = torch.zeros(len(features.anchors), len(features.anchors), dtype=torch.float64, device=rows.x.device)
         for phi, weight in zip(pieces, features.chunks(rows.weight), strict=True):
             gram.addmm_(phi.mT, phi * weight[:, None])
-        return cls(features, gram, amplitude, find_mode(pieces, rows, gram, amplitude, start))
+        for amplitude in amplitudes:
+            start = find_mode(pieces, rows, gram, amplitude, start)
+            yield cls(features, gram, amplitude, start)
 
     def latent(self, x: Tensor) -> Tensor:
         """The latent functions at each row, (n, 1) or (n, c)."""
@@ -216,7 +225,9 @@ def _bound(gram: Tensor, amplitude: float) -> Tensor:
     return torch.linalg.cholesky(bound)
 
 
-def find_mode(pieces: FeatureRows | list[Tensor], rows: Rows, gram: Tensor, amplitude: float, start: Tensor | None) -> Tensor:
+def find_mode(
+    pieces: FeatureRows | list[Tensor], rows: Rows, gram: Tensor, amplitude: float, start: Tensor | None
+) -> Tensor:
     """Most probable weights, by L-BFGS in coordinates in which the curvature is at most about one."""
     factor = _bound(gram, amplitude)
     shape = (len(gram), rows.y.shape[1])
@@ -235,8 +246,9 @@ def find_mode(pieces: FeatureRows | list[Tensor], rows: Rows, gram: Tensor, ampl
         return float(loss), slope.cpu().numpy().ravel()
 
     begin = torch.zeros(shape, dtype=torch.float64) if start is None else (factor.mT @ start).cpu()
-    options = {"maxiter": 100, "maxcor": 10, "ftol": 1e-10, "gtol": 1e-4}
-    found = minimize(objective, begin.numpy().ravel(), jac=True, method="L-BFGS-B", options=options)
+    options = {"maxiter": 100, "maxcor": 10, "ftol": 1e-8, "gtol": 1e-3}
+    with one_thread(len(rows) <= ONE_THREAD_ROWS):
+        found = minimize(objective, begin.numpy().ravel(), jac=True, method="L-BFGS-B", options=options)
     v = torch.from_numpy(found.x.reshape(shape)).to(gram.device)
     return torch.linalg.solve_triangular(factor.mT, v, upper=True)
 

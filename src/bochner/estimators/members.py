@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ class Task:
         plain: How many inputs there are before those that say 'never seen'.
         spectra: The kernels.
         hidden: Widths of the networks' hidden layers; none for no networks.
-        networks: Whether networks are wanted.
         settings: The constants.
         seed: Seed of every draw.
         say: Tells the user.
@@ -131,6 +130,36 @@ def train_for(task: Task, rows: Rows, target: Tensor, plan: Plan, outputs: int) 
 def anchored(spectrum: Spectrum, lengthscale: Tensor, x: Tensor, order: Tensor, most: int) -> KernelFeatures:
     """Features with anchors at the first rows of a random order."""
     return KernelFeatures.at(spectrum, lengthscale, x[order[:most]])
+
+
+class Scored(Protocol):
+    """Anything with a score."""
+
+    @property
+    def score(self) -> float:
+        """Higher is better."""
+        ...
+
+
+Choice = TypeVar("Choice", bound=Scored)
+
+
+def climb(size: int, start: int, evaluate: Callable[[int], Choice]) -> Choice:
+    """The best of a row of choices, from ``start`` in the direction in which the score rises, until it does not."""
+    found: dict[int, Choice] = {}
+
+    def at(index: int) -> Choice:
+        if index not in found:
+            found[index] = evaluate(index)
+        return found[index]
+
+    here = start
+    while True:
+        near = [index for index in (here, here - 1, here + 1) if 0 <= index < size]
+        best = max(near, key=lambda index: at(index).score)
+        if best == here:
+            return found[here]
+        here = best
 
 
 def kept_members(members: list[Member], floor: float) -> list[Member]:

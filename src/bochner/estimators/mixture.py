@@ -53,7 +53,9 @@ class NormalMixture:
 
     def _standard(self, y: Tensor) -> Tensor:
         """Distance of targets (n,) from each member's mean in its standard deviations, (members, n)."""
-        return torch.stack([(m.forward(y) - mean) / std for m, mean, std in zip(self.maps, self.mean, self.std, strict=True)])
+        return torch.stack(
+            [(m.forward(y) - mean) / std for m, mean, std in zip(self.maps, self.mean, self.std, strict=True)]
+        )
 
     def member_log_prob(self, y: Tensor) -> Tensor:
         """Log density of each target under each member, (members, n)."""
@@ -74,7 +76,9 @@ class NormalMixture:
     def quantile(self, level: float) -> Tensor:
         """The quantile at each row, (n,), by bisection between the lowest and the highest of the members' own."""
         z = float(ndtri(level))
-        own = torch.stack([m.inverse(mean + z * std) for m, mean, std in zip(self.maps, self.mean, self.std, strict=True)])
+        own = torch.stack(
+            [m.inverse(mean + z * std) for m, mean, std in zip(self.maps, self.mean, self.std, strict=True)]
+        )
         low, high = own.min(0).values, own.max(0).values
         for _ in range(BISECTIONS if len(self.maps) > 1 else 0):
             middle = 0.5 * (low + high)

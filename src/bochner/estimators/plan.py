@@ -29,6 +29,11 @@ class Plan:
         """All rows that judge."""
         return torch.cat(self.folds)
 
+    def to(self, device: torch.device) -> "Plan":
+        """The same with its row numbers on a device."""
+        folds = tuple(fold.to(device) for fold in self.folds)
+        return Plan(self.order.to(device), folds, self.tuning.to(device), self.apart)
+
     def others(self, fold: int, most: int | None = None) -> Tensor:
         """Rows that are not in a part, in random order; at most so many, those that do not judge first."""
         outside = self.order[~torch.isin(self.order, self.folds[fold])]

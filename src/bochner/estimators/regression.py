@@ -21,6 +21,7 @@ from bochner.estimators.members import (
     Member,
     Task,
     anchored,
+    climb,
     kept_members,
     train_for,
     variance_left,
@@ -33,9 +34,12 @@ from bochner.estimators.tuning import Hyperparameters, Rows, left_out, tune
 from bochner.predictive import normal_log_density
 from bochner.spectra import Spectrum
 
-NOISES = tuple(2.0 ** (k / 2) for k in range(-14, 3))  # tried for heads on networks, in standard deviations of the target
+NOISES = tuple(
+    2.0 ** (k / 2) for k in range(-14, 3)
+)  # tried for heads on networks, in standard deviations of the target
 AMPLITUDES = (0.5, 1.0, 2.0, 4.0, 8.0)  # the same, prior standard deviations of f
-LENGTHSCALES = (1.0, 2.0, 4.0, 8.0)  # the same, in lengthscales that the networks were trained with
+LENGTHSCALES = (2.0, 4.0, 8.0)  # the same, in lengthscales that the networks were trained with
+START = 4.0  # the most frequent choice: where the climb begins
 
 
 @dataclass
@@ -53,10 +57,6 @@ class RegressionMixture:
     extractors: Extractors | None
     spread: Spread
     judged_left: np.ndarray = field(repr=False)
-
-    def _mapped_mean(self, mixture: NormalMixture) -> Tensor:
-        """Mean on the scale of the last member's map, the chosen one: what the spread may depend on."""
-        return mapped_mean(mixture)
 
     def predict(self, inputs: Inputs) -> NormalMixture:
         """The predictive distribution at a piece of rows."""
@@ -114,103 +114,132 @@ class _Candidate:
     heads: list[tuple[int | None, GaussianHead]]
 
 
+@dataclass(frozen=True)
+class _Table:
+    """What every step of a fit looks at: inputs, targets, weights, the plan and the task."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    plan: Plan
+    task: Task
+
+    def rows(self, own: TargetMap) -> Rows:
+        """All rows with their targets on a mapped scale."""
+        return Rows(self.x, own.forward(self.y)[:, None], self.weight)
+
+
 def fit_regression(x: Tensor, y: Tensor, weight: Tensor, task: Task) -> RegressionMixture:
     """Fits a mixture to rows x, (n, d), targets y, (n,), and weights."""
-    settings = task.settings
-    plan = _on_device(make_plan(len(x), None, settings, torch.Generator().manual_seed(task.seed)), x.device)
+    plan = make_plan(len(x), None, task.settings, torch.Generator().manual_seed(task.seed)).to(x.device)
+    table = _Table(x, y, weight, plan, task)
     task.say(f"tuning on {len(plan.tuning)} rows, judging on {len(plan.judging)}")
-    chosen, starts = choose_map(x, y, weight, plan, task)
-    plain = starts[0][0]
-    candidates = [_wide(x, y, weight, plan, task, plain, task.spectra[0], starts[0][1], isotropic=True)]
-    if chosen != plain:
-        start = next(point for own, point in starts if own == chosen)
-        candidates.append(_wide(x, y, weight, plan, task, chosen, task.spectra[0], start, isotropic=True))
+    chosen, starts = choose_map(table)
+    spectrum = task.spectra[0]
+    # Three numbers: rows that judge cannot have shaped them by much, so they are tuned once.
+    found = [
+        _wide(table, own, spectrum, point, None) for own, point in starts.items() if own in (next(iter(starts)), chosen)
+    ]
     if task.groups > 1:
-        start = next(point for own, point in starts if own == chosen)
-        for spectrum in task.spectra:
-            candidates.append(_wide(x, y, weight, plan, task, chosen, spectrum, start, isotropic=False))
+        task.say(f"tuning {task.groups} lengthscales for each of {len(task.spectra)} kernels")
+        found += _by_column(table, chosen, starts[chosen])
     extractors = None
     if task.trains_networks(len(x)):
-        rows = Rows(x, chosen.forward(y)[:, None], weight)
-        extractors = train_for(task, rows, rows.y, plan, 1)
+        extractors = train_for(task, table.rows(chosen), table.rows(chosen).y, plan, 1)
         if extractors is not None:
-            candidates.append(_deep(rows, chosen, extractors, plan, task))
-    return _combine(x, y, weight, plan, candidates, extractors, settings)
+            found.append(_deep(table, chosen, extractors))
+    return _combine(table, found, extractors)
 
 
-def _on_device(plan: Plan, device: torch.device) -> Plan:
-    folds = tuple(fold.to(device) for fold in plan.folds)
-    return replace(plan, order=plan.order.to(device), folds=folds, tuning=plan.tuning.to(device))
-
-
-def choose_map(
-    x: Tensor, y: Tensor, weight: Tensor, plan: Plan, task: Task
-) -> tuple[TargetMap, list[tuple[TargetMap, Hyperparameters]]]:
-    """The map under which rows that are left out one by one are most probable, and isotropic hyperparameters under each."""
-    at, settings = plan.tuning, task.settings
-    found, scores = [], []
-    for own in candidates(y.cpu().numpy(), weight.cpu().numpy()):
-        rows = Rows(x[at], own.forward(y[at])[:, None], weight[at])
-        start = Hyperparameters.start(task.groups)
-        options = {"spread": settings.column_spread, "steps": settings.tuning_steps, "isotropic": True}
-        point = tune(rows, task.spectra[0], task.group, start, **options)
+def choose_map(table: _Table) -> tuple[TargetMap, dict[TargetMap, Hyperparameters]]:
+    """The map under which rows that are left out one by one are most probable; and the isotropic hyperparameters under each."""
+    task, at = table.task, table.plan.tuning
+    points, scores = {}, {}
+    for own in candidates(table.y.cpu().numpy(), table.weight.cpu().numpy()):
+        rows = table.rows(own)[at]
+        point = _tuned(rows, task.spectra[0], task, Hyperparameters.start(task.groups), columns_move=False)
         mean, variance = left_out(rows, task.spectra[0], task.group, point)
-        density = normal_log_density(rows.y[:, 0], mean[:, 0], variance.sqrt()) + own.log_slope(y[at])
-        found.append((own, point))
-        scores.append(float((weight[at] * density).sum()))
-    return found[int(np.argmax(scores))][0], found
+        density = normal_log_density(rows.y[:, 0], mean[:, 0], variance.sqrt()) + own.log_slope(table.y[at])
+        points[own], scores[own] = point, float((rows.weight * density).sum())
+    return max(scores, key=lambda own: scores[own]), points
+
+
+def _tuned(
+    rows: Rows, spectrum: Spectrum, task: Task, start: Hyperparameters, *, columns_move: bool
+) -> Hyperparameters:
+    settings = task.settings
+    options = {"spread": settings.column_spread, "steps": settings.tuning_steps, "columns_move": columns_move}
+    return tune(rows, spectrum, task.group, start, **options)
 
 
 # ------------------------------------------------------------------ heads on the columns
 
 
-def _wide(
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    plan: Plan,
-    task: Task,
-    own: TargetMap,
-    spectrum: Spectrum,
-    start: Hyperparameters,
-    *,
-    isotropic: bool,
-) -> _Candidate:
-    """A head on the columns, judged by heads that have not seen a part, tuned without it where lengthscales are many."""
-    rows, settings = Rows(x, own.forward(y)[:, None], weight), task.settings
+def _by_column(table: _Table, own: TargetMap, start: Hyperparameters) -> list[_Candidate]:
+    """Heads with a lengthscale for each column, one for every kernel; all have the ratios that suit the first kernel."""
+    plan, task, rows = table.plan, table.task, table.rows(own)
+    subsets = [plan.tuning]
+    if not plan.apart:  # many numbers, so they are tuned again without the rows that judge them
+        subsets += [plan.tuning_without(number, task.settings) for number in range(len(plan.folds))]
+    points = [_tuned(rows[at], task.spectra[0], task, start, columns_move=True) for at in subsets]
+    found = [_wide(table, own, task.spectra[0], points[0], points[1:])]
+    for spectrum in task.spectra[1:]:
+        pairs = zip(subsets, points, strict=True)
+        other = [_tuned(rows[at], spectrum, task, point, columns_move=False) for at, point in pairs]
+        found.append(_wide(table, own, spectrum, other[0], other[1:]))
+    return found
 
-    def tuned(at: Tensor) -> Hyperparameters:
-        if isotropic and spectrum is task.spectra[0]:
-            return start  # three numbers: rows that judge cannot have shaped them by much
-        options = {"spread": settings.column_spread, "steps": settings.tuning_steps, "isotropic": isotropic}
-        return tune(rows[at], spectrum, task.group, start, **options)
+
+def _wide(
+    table: _Table, own: TargetMap, spectrum: Spectrum, final: Hyperparameters, by_fold: list[Hyperparameters] | None
+) -> _Candidate:
+    """A head on the columns, judged by heads that have not seen a part.
+
+    Args:
+        table: The rows.
+        own: The map of the target.
+        spectrum: The kernel's spectral density.
+        final: Hyperparameters of the head that stays.
+        by_fold: Those that were tuned without each part; none or empty where all have the same.
+    """
+    rows, plan, task = table.rows(own), table.plan, table.task
 
     def features(point: Hyperparameters) -> KernelFeatures:
-        return anchored(spectrum, point.lengthscale(task.group), x, plan.order, settings.wide_anchors)
+        return anchored(spectrum, point.lengthscale(task.group), table.x, plan.order, task.settings.wide_anchors)
 
-    final = tuned(plan.tuning)
     whole = features(final)
     total = Sums.of(whole, rows)
-    shared = plan.apart or (isotropic and spectrum is task.spectra[0])
-    parts = []
+    parts, points = [], by_fold or [final] * len(plan.folds)
     for number, fold in enumerate(plan.folds):
-        if shared:
-            point, phi, sums = final, whole, _less(total, Sums.of(whole, rows[fold]))
-        else:
-            point = tuned(plan.tuning_without(number, settings))
-            phi = features(point)
+        if by_fold:
+            phi = features(points[number])
             sums = Sums.of(phi, rows[plan.others(number)])
-        parts.append((phi, sums, point))
+        else:
+            phi, sums = whole, _less(total, Sums.of(whole, rows[fold]))
+        parts.append(_Part(phi, sums, rows[fold]))
     scales = None
-    if len(rows) > settings.tuning_rows:  # more rows than tuned: these choose noise and amplitude again
-        scales = best_scales([(phi, sums, x[fold], rows[fold]) for (phi, sums, _), fold in zip(parts, plan.folds, strict=True)])
-    judged = []
-    for (phi, sums, point), fold in zip(parts, plan.folds, strict=True):
-        noise, amplitude = scales or (point.noise, point.amplitude)
-        judged.append(_judge(GaussianHead(phi, sums, amplitude, noise), x[fold]))
+    if len(rows) > task.settings.tuning_rows:  # more rows than tuned: these choose noise and amplitude again
+        scales = best_scales(parts)
+    judged = [
+        part.judge(*(scales or (point.noise, point.amplitude))) for part, point in zip(parts, points, strict=True)
+    ]
     noise, amplitude = scales or (final.noise, final.amplitude)
     mean, std, left = (torch.cat(part) for part in zip(*judged, strict=True))
     return _Candidate(own, mean, std, left, [(None, GaussianHead(whole, total, amplitude, noise))])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the rows that judges, with features and sums of a head that has not seen it."""
+
+    features: KernelFeatures
+    sums: Sums
+    rows: Rows
+
+    def judge(self, noise: float, amplitude: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, standard deviation and variance left at its rows."""
+        mean, variance = GaussianHead(self.features, self.sums, amplitude, noise).predict(self.rows.x)
+        return mean, (variance + noise**2).sqrt(), variance / amplitude**2
 
 
 def _less(total: Sums, part: Sums) -> Sums:
@@ -220,32 +249,22 @@ def _less(total: Sums, part: Sums) -> Sums:
     )
 
 
-def _judge(head: GaussianHead, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, standard deviation and variance left at rows that a head has not seen."""
-    mean, variance = head.predict(x)
-    return mean, (variance + head.noise**2).sqrt(), variance / head.amplitude**2
-
-
-def best_scales(parts: list[tuple[KernelFeatures, Sums, Tensor, Rows]]) -> tuple[float, float]:
-    """Noise and amplitude under which rows that heads have not seen are most probable.
-
-    Args:
-        parts: For each part of the rows: features and sums of a head that has not seen it, the inputs of the part, its rows.
-    """
-    device = parts[0][2].device
+def best_scales(parts: list[_Part]) -> tuple[float, float]:
+    """Noise and amplitude under which rows that heads have not seen are most probable."""
+    device = parts[0].rows.x.device
     variance = torch.tensor(NOISES, dtype=torch.float64, device=device).square()[:, None, None]
     prior = torch.tensor(AMPLITUDES, dtype=torch.float64, device=device).square()[None, :, None]
     scores = torch.zeros(len(NOISES), len(AMPLITUDES), dtype=torch.float64, device=device)
-    for features, sums, x, rows in parts:
-        values, vectors = torch.linalg.eigh(sums.gram)
-        phi = features(x)
-        turned, projection = phi @ vectors, (vectors.mT @ sums.projection)[:, 0]
+    for part in parts:
+        values, vectors = torch.linalg.eigh(part.sums.gram)
+        phi = part.features(part.rows.x)
+        turned, projection = phi @ vectors, (vectors.mT @ part.sums.projection)[:, 0]
         covariance = 1 / (values.clamp(min=0) / variance + 1 / prior)  # noises × amplitudes × features
         mean = torch.einsum("nk,sak,k->san", turned, covariance / variance, projection)
         rest = (1 - phi.square().sum(1)).clamp(min=0)
         spread = torch.einsum("nk,sak->san", turned.square(), covariance) + prior * rest + variance
-        density = normal_log_density(rows.y[:, 0], mean, spread.sqrt())
-        scores += (density * rows.weight).sum(-1)
+        density = normal_log_density(part.rows.y[:, 0], mean, spread.sqrt())
+        scores += (density * part.rows.weight).sum(-1)
     best = divmod(int(scores.argmax()), len(AMPLITUDES))
     return NOISES[best[0]], AMPLITUDES[best[1]]
 
@@ -253,65 +272,66 @@ def best_scales(parts: list[tuple[KernelFeatures, Sums, Tensor, Rows]]) -> tuple
 # ------------------------------------------------------------------ heads on networks
 
 
-def _deep(rows: Rows, own: TargetMap, extractors: Extractors, plan: Plan, task: Task) -> _Candidate:
+def _deep(table: _Table, own: TargetMap, extractors: Extractors) -> _Candidate:
     """Heads on networks, each judged by the part that neither it nor its network has seen."""
-    task.say("fitting heads to what the networks make of the columns")
-    settings, best = task.settings, None
-    deep = [
-        torch.cat([extractors(number, piece) for piece in rows.x.split(settings.judging_rows)])
-        for number in range(len(plan.folds))
+    table.task.say("fitting heads to what the networks make of the columns")
+    deep = [extractors.all_rows(number, table.x) for number in range(len(table.plan.folds))]
+    found = climb(len(LENGTHSCALES), LENGTHSCALES.index(START), lambda k: _deep_at(table, own, deep, LENGTHSCALES[k]))
+    return found.candidate
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A candidate and how probable it makes the rows that judge."""
+
+    score: float
+    candidate: _Candidate
+
+
+def _deep_at(table: _Table, own: TargetMap, deep: list[Tensor], scale: float) -> _Tried:
+    """Heads on networks with a given lengthscale."""
+    rows, plan, task = table.rows(own), table.plan, table.task
+    parts, totals = [], []
+    for number, fold in enumerate(plan.folds):
+        lengthscale = torch.full_like(deep[number][0], scale)
+        phi = anchored(task.spectra[0], lengthscale, deep[number], plan.order, task.settings.deep_anchors)
+        total = Sums.of(phi, Rows(deep[number], rows.y, rows.weight))
+        judging = Rows(deep[number][fold], rows.y[fold], rows.weight[fold])
+        totals.append(total)
+        parts.append(_Part(phi, _less(total, Sums.of(phi, judging)), judging))
+    noise, amplitude = best_scales(parts)
+    mean, std, left = (torch.cat(part) for part in zip(*(p.judge(noise, amplitude) for p in parts), strict=True))
+    at = plan.judging
+    score = float((rows.weight[at] * normal_log_density(rows.y[at, 0], mean, std)).sum())
+    heads = [
+        (number, GaussianHead(part.features, total, amplitude, noise))
+        for number, (part, total) in enumerate(zip(parts, totals, strict=True))
     ]
-    for scale in LENGTHSCALES:
-        fits, parts = [], []
-        for number, fold in enumerate(plan.folds):
-            lengthscale = torch.full_like(deep[number][0], scale)
-            phi = anchored(task.spectra[0], lengthscale, deep[number], plan.order, settings.deep_anchors)
-            total = Sums.of(phi, Rows(deep[number], rows.y, rows.weight))
-            part = Rows(deep[number][fold], rows.y[fold], rows.weight[fold])
-            without = _less(total, Sums.of(phi, part))
-            fits.append((phi, total, without))
-            parts.append((phi, without, part.x, part))
-        noise, amplitude = best_scales(parts)
-        judged = [_judge(GaussianHead(phi, without, amplitude, noise), part.x) for phi, without, _, part in parts]
-        mean, std, left = (torch.cat(part) for part in zip(*judged, strict=True))
-        at = plan.judging
-        score = float((rows.weight[at] * normal_log_density(rows.y[at, 0], mean, std)).sum())
-        if best is None or score > best[0]:
-            heads = [(number, GaussianHead(phi, total, amplitude, noise)) for number, (phi, total, _) in enumerate(fits)]
-            best = (score, _Candidate(own, mean, std, left, heads))
-    assert best is not None
-    return best[1]
+    return _Tried(score, _Candidate(own, mean, std, left, heads))
 
 
 # ------------------------------------------------------------------ the mixture
 
 
-def _combine(
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    plan: Plan,
-    candidates: list[_Candidate],
-    extractors: Extractors | None,
-    settings: object,
-) -> RegressionMixture:
+def _combine(table: _Table, candidates: list[_Candidate], extractors: Extractors | None) -> RegressionMixture:
     """Weights and spread by the rows that judged."""
-    at = plan.judging
+    at, settings = table.plan.judging, table.task.settings
+    x, y, weight = table.x[at], table.y[at], table.weight[at]
     even = torch.full((len(candidates),), 1 / len(candidates), dtype=torch.float64, device=x.device)
     means, stds = torch.stack([c.mean for c in candidates]), torch.stack([c.std for c in candidates])
     judged = NormalMixture(even, means, stds, tuple(c.map for c in candidates))
-    weights = stacking_weights(judged.member_log_prob(y[at]), weight[at])
+    weights = stacking_weights(judged.member_log_prob(y), weight)
     judged = replace(judged, weight=weights)
     # The rows come part by part; the spread leaves out rows in turn, so they are mixed again.
-    mix = torch.randperm(len(at), generator=torch.Generator().manual_seed(0)).to(at.device)
-    scores = judged.scores(y[at])
-    spread = learn_spread(x[at][mix], mapped_mean(judged)[mix], scores[mix], weight[at][mix], settings.folds)  # pyright: ignore
+    mix = torch.randperm(len(at), generator=torch.Generator().manual_seed(table.task.seed)).to(at.device)
+    scores, centre = judged.scores(y), mapped_mean(judged)
+    spread = learn_spread(x[mix], centre[mix], scores[mix], weight[mix], settings.folds)
     left = weights @ torch.stack([c.left for c in candidates]).clamp(max=1.0)
     members = [
         Member(float(share) / len(c.heads), head, network, c.map)
         for share, c in zip(weights, candidates, strict=True)
         for network, head in c.heads
     ]
-    kept = kept_members(members, settings.member_floor)  # pyright: ignore
+    kept = kept_members(members, settings.member_floor)
     used = extractors if any(member.network is not None for member in kept) else None
     return RegressionMixture(kept, used, spread, left.cpu().numpy())

@@ -10,12 +10,13 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state
 from torch import Tensor
 
-from bochner.estimators.base import Stationary, merge_equal_rows, threads_for
+from bochner.estimators.base import Stationary, merge_equal_rows
 from bochner.estimators.columns import LARGEST
 from bochner.estimators.members import Inputs, Member
 from bochner.estimators.mixture import NormalMixture
 from bochner.estimators.regression import RegressionMixture, fit_regression, mapped_mean
 from bochner.estimators.targets import as_tensor
+from bochner.estimators.threads import ONE_THREAD_ROWS, one_thread
 
 ROOT_JITTER = 1e-9  # of the mean variance: keeps covariances of many rows positive definite
 
@@ -87,7 +88,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
                     f"The y parameter must hold at least two different values{which}, got {target[0]:g} only."
                 )
         task = self._task(training)
-        with threads_for(len(training.x)):
+        with one_thread(len(training.x) <= ONE_THREAD_ROWS):
             mixtures = [
                 fit_regression(training.x, as_tensor(target, training.x), training.weight, task) for target in columns
             ]
@@ -185,14 +186,14 @@ class StationaryRegressor(RegressorMixin, Stationary):
             raise ValueError(f"X and y must have the same number of rows, got {len(x)} and {len(y)} instead.")
         targets = as_tensor(y.reshape(len(y), -1), x)
         if targets.shape[1] != len(self.mixtures_):
-            raise ValueError(f"The y parameter must hold {len(self.mixtures_)} targets, got {targets.shape[1]} instead.")
+            raise ValueError(
+                f"The y parameter must hold {len(self.mixtures_)} targets, got {targets.shape[1]} instead."
+            )
         parts, start = [], 0
         for piece in self._pieces(x):
             own = targets[start : start + len(piece.x)]
             start += len(own)
-            found = [
-                m.predict(Inputs(piece.x, m.extractors)).log_prob(own[:, k]) for k, m in enumerate(self.mixtures_)
-            ]
+            found = [m.predict(Inputs(piece.x, m.extractors)).log_prob(own[:, k]) for k, m in enumerate(self.mixtures_)]
             parts.append(torch.stack(found).sum(0))
         return torch.cat(parts).cpu().numpy()
 

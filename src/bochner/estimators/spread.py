@@ -15,11 +15,14 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from bochner.estimators.kernel_features import KernelFeatures
+from bochner.estimators.threads import one_thread
 from bochner.spectra import RBF
 
 ANCHORS = 200  # most anchors: a spread changes slowly
 AMPLITUDES = (0.5, 1.0)  # prior standard deviations of h that are tried
-GAIN = 5.0  # nats by which the rows must ask for a spread that is not constant; with fewer, small tables come out too sure
+GAIN = (
+    5.0  # nats by which the rows must ask for a spread that is not constant; with fewer, small tables come out too sure
+)
 WIDEST = 2.0  # largest |h|: a factor of seven
 
 
@@ -73,7 +76,8 @@ def _mode(phi: Tensor, score: Tensor, weight: Tensor, amplitude: float) -> Tenso
         return float(loss), slope.cpu().numpy()
 
     start = np.zeros(design.shape[1])
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 60})
+    with one_thread():
+        found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 60, "ftol": 1e-7})
     return torch.from_numpy(found.x).to(phi)
 
 

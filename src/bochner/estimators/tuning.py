@@ -16,11 +16,12 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from bochner.estimators.kernel_features import JITTER, squared_distances
+from bochner.estimators.threads import one_thread
 from bochner.spectra import Spectrum
 
 NOISE_CENTRE, WIDE_PRIOR, UNIT_PRIOR = math.log(0.3), 1.5, 1.0  # of logarithms: where it lies, standard deviations
 LOG_BOUNDS = {"common": (-3.0, 6.0), "column": (-5.0, 6.0), "amplitude": (-3.0, 4.0), "noise": (-5.5, 1.5)}
-CONVERGED = 0.05  # nats that three steps must gain to go on: less does not change a prediction
+CONVERGED = 0.2  # nats that three steps must gain to go on: less does not change a prediction
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,14 @@ def _log_prior(theta: np.ndarray, spread: float) -> tuple[float, np.ndarray]:
 
 
 def tune(
-    rows: Rows, spectrum: Spectrum, group: Tensor, start: Hyperparameters, *, spread: float, steps: int, isotropic: bool
+    rows: Rows,
+    spectrum: Spectrum,
+    group: Tensor,
+    start: Hyperparameters,
+    *,
+    spread: float,
+    steps: int,
+    columns_move: bool,
 ) -> Hyperparameters:
     """The most probable hyperparameters.
 
@@ -153,11 +161,11 @@ def tune(
         start: Where to begin.
         spread: Prior standard deviation of a column's log lengthscale.
         steps: Most steps of L-BFGS.
-        isotropic: Whether all columns keep the common lengthscale.
+        columns_move: Whether every column has a lengthscale of its own; otherwise they keep their ratios, at first all equal.
     """
     theta = start.vector
     free = np.ones(len(theta), dtype=bool)
-    free[1:-2] = not isotropic
+    free[1:-2] = columns_move
     values: list[float] = []
 
     def objective(part: np.ndarray) -> tuple[float, np.ndarray]:
@@ -178,9 +186,10 @@ def tune(
     limits = [*limits, LOG_BOUNDS["amplitude"], LOG_BOUNDS["noise"]]
     bounds = [limit for limit, moves in zip(limits, free, strict=True) if moves]
     options = {"maxiter": steps, "maxcor": 20}
-    found = minimize(
-        objective, theta[free], jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=watch
-    )
+    with one_thread():
+        found = minimize(
+            objective, theta[free], jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=watch
+        )
     theta[free] = found.x
     return Hyperparameters.from_vector(theta)
 
