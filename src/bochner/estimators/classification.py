@@ -156,7 +156,7 @@ def _wide(rows: Rows, plan: Plan, task: Task, spectrum: Spectrum) -> _Candidate:
     if len(rows) > 2 * settings.tuning_rows:  # many more rows than tuned: they choose the amplitude again
         some = [a for a in AMPLITUDES if choice.amplitude / 2 <= a <= 4 * choice.amplitude]
         amplitude = _by_held_out([(phi, rows)], plan, some).amplitude
-    final = SoftmaxHead.fit(phi, rows, amplitude)
+    final = SoftmaxHead.fit(phi, rows[plan.order[: settings.head_rows]], amplitude)
     judged = [
         # The problem is convex: where it starts does not matter for where it ends.
         _judge(SoftmaxHead.fit(phi, rows[plan.others(number, TRIAL_ROWS)], amplitude, final.weights), rows.x[fold])
@@ -205,7 +205,7 @@ def _deep(rows: Rows, extractors: Extractors, plan: Plan, task: Task) -> _Candid
 
     def features(j: int, scale: float) -> KernelFeatures:
         lengthscale = torch.full_like(deep[j].x[0], scale)
-        return anchored(task.spectra[0], lengthscale, deep[j].x, plan.order, task.settings.deep_anchors)
+        return anchored(task.spectra[0], lengthscale, deep[j].x, plan.order, task.settings.class_anchors)
 
     def at(index: int) -> _Choice:
         few = [(features(j, DEEP_SCALES[index]), deep[j]) for j in range(min(DECIDING, len(deep)))]
@@ -215,7 +215,7 @@ def _deep(rows: Rows, extractors: Extractors, plan: Plan, task: Task) -> _Candid
     judged, heads = [], []
     for j, fold in enumerate(plan.folds):
         phi = features(j, best.scale)
-        final = SoftmaxHead.fit(phi, deep[j], best.amplitude)
+        final = SoftmaxHead.fit(phi, deep[j][plan.order[: task.settings.head_rows]], best.amplitude)
         without = SoftmaxHead.fit(phi, deep[j][plan.others(j, TRIAL_ROWS)], best.amplitude, final.weights)
         judged.append(_judge(without, deep[j].x[fold]))
         heads.append((j, final))

@@ -12,7 +12,7 @@ from torch import Tensor
 from bochner.estimators.base import Stationary
 from bochner.estimators.classification import ClassMixture, fit_classes
 from bochner.estimators.members import Inputs
-from bochner.estimators.threads import ONE_THREAD_ROWS, one_thread
+from bochner.estimators.threads import one_thread
 
 
 class StationaryClassifier(ClassifierMixin, Stationary):
@@ -65,7 +65,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             )
         target = torch.from_numpy(labels.ravel()).long().to(training.x.device)
         task = self._task(training)
-        with one_thread(len(training.x) <= ONE_THREAD_ROWS):
+        with one_thread(len(training.x) <= task.settings.large_rows):
             mixture = fit_classes(training.x, target, training.weight, len(classes), task)
         self._remember(training)
         self.classes_, self.mixture_ = classes, mixture

@@ -76,10 +76,9 @@ def scaled(extractor: nn.Sequential, lengthscale: Tensor) -> nn.Sequential:
 
 
 def recipe_for(rows: int, settings: Settings) -> Recipe:
-    """Epochs and batches: so many passes over the rows, but no more than so many steps, and at least one pass."""
-    batch = min(rows, max(128, min(512, rows // 100)))
-    steps = math.ceil(rows / batch)
-    epochs = max(1, min(settings.network_epochs, settings.network_steps // steps))
+    """Epochs and batches for so many rows."""
+    batch = min(rows, max(128, min(256, rows // 100)))
+    epochs = max(1, round(settings.steps_for(rows) / math.ceil(rows / batch)))
     return Recipe(epochs, batch, light_adam, settings.network_rate, schedule=half_cosine)
 
 

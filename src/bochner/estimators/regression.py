@@ -39,6 +39,7 @@ NOISES = tuple(
 )  # tried for heads on networks, in standard deviations of the target
 AMPLITUDES = (0.5, 1.0, 2.0, 4.0, 8.0)  # the same, prior standard deviations of f
 LENGTHSCALES = (2.0, 4.0, 8.0)  # the same, in lengthscales that the networks were trained with
+TRIAL_ROWS = 6000  # lengthscales are chosen with heads that learn from at most so many
 START = 4.0  # the most frequent choice: where the climb begins
 
 
@@ -276,26 +277,32 @@ def _deep(table: _Table, own: TargetMap, extractors: Extractors) -> _Candidate:
     """Heads on networks, each judged by the part that neither it nor its network has seen."""
     table.task.say("fitting heads to what the networks make of the columns")
     deep = [extractors.all_rows(number, table.x) for number in range(len(table.plan.folds))]
-    found = climb(len(LENGTHSCALES), LENGTHSCALES.index(START), lambda k: _deep_at(table, own, deep, LENGTHSCALES[k]))
-    return found.candidate
+    some = table.plan.order[:TRIAL_ROWS]  # with the rows that judge, which come first
+    best = climb(
+        len(LENGTHSCALES), LENGTHSCALES.index(START), lambda k: _deep_at(table, own, deep, LENGTHSCALES[k], some)
+    )
+    if len(some) < len(table.x):
+        best = _deep_at(table, own, deep, best.scale, table.plan.order)
+    return best.candidate
 
 
 @dataclass(frozen=True)
 class _Tried:
-    """A candidate and how probable it makes the rows that judge."""
+    """A candidate, its lengthscale, and how probable it makes the rows that judge."""
 
     score: float
+    scale: float
     candidate: _Candidate
 
 
-def _deep_at(table: _Table, own: TargetMap, deep: list[Tensor], scale: float) -> _Tried:
-    """Heads on networks with a given lengthscale."""
+def _deep_at(table: _Table, own: TargetMap, deep: list[Tensor], scale: float, learn: Tensor) -> _Tried:
+    """Heads on networks with a given lengthscale, over the rows to learn from."""
     rows, plan, task = table.rows(own), table.plan, table.task
-    parts, totals = [], []
+    parts, totals, anchors = [], [], task.settings.deep_anchors(len(plan.folds))
     for number, fold in enumerate(plan.folds):
         lengthscale = torch.full_like(deep[number][0], scale)
-        phi = anchored(task.spectra[0], lengthscale, deep[number], plan.order, task.settings.deep_anchors)
-        total = Sums.of(phi, Rows(deep[number], rows.y, rows.weight))
+        phi = anchored(task.spectra[0], lengthscale, deep[number], plan.order, anchors)
+        total = Sums.of(phi, Rows(deep[number][learn], rows.y[learn], rows.weight[learn]))
         judging = Rows(deep[number][fold], rows.y[fold], rows.weight[fold])
         totals.append(total)
         parts.append(_Part(phi, _less(total, Sums.of(phi, judging)), judging))
@@ -307,7 +314,7 @@ def _deep_at(table: _Table, own: TargetMap, deep: list[Tensor], scale: float) ->
         (number, GaussianHead(part.features, total, amplitude, noise))
         for number, (part, total) in enumerate(zip(parts, totals, strict=True))
     ]
-    return _Tried(score, _Candidate(own, mean, std, left, heads))
+    return _Tried(score, scale, _Candidate(own, mean, std, left, heads))
 
 
 # ------------------------------------------------------------------ the mixture
@@ -325,7 +332,7 @@ def _combine(table: _Table, candidates: list[_Candidate], extractors: Extractors
     # The rows come part by part; the spread leaves out rows in turn, so they are mixed again.
     mix = torch.randperm(len(at), generator=torch.Generator().manual_seed(table.task.seed)).to(at.device)
     scores, centre = judged.scores(y), mapped_mean(judged)
-    spread = learn_spread(x[mix], centre[mix], scores[mix], weight[mix], settings.folds)
+    spread = learn_spread(x[mix], centre[mix], scores[mix], weight[mix], len(table.plan.folds))
     left = weights @ torch.stack([c.left for c in candidates]).clamp(max=1.0)
     members = [
         Member(float(share) / len(c.heads), head, network, c.map)

@@ -16,7 +16,7 @@ from bochner.estimators.members import Inputs, Member
 from bochner.estimators.mixture import NormalMixture
 from bochner.estimators.regression import RegressionMixture, fit_regression, mapped_mean
 from bochner.estimators.targets import as_tensor
-from bochner.estimators.threads import ONE_THREAD_ROWS, one_thread
+from bochner.estimators.threads import one_thread
 
 ROOT_JITTER = 1e-9  # of the mean variance: keeps covariances of many rows positive definite
 
@@ -88,7 +88,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
                     f"The y parameter must hold at least two different values{which}, got {target[0]:g} only."
                 )
         task = self._task(training)
-        with one_thread(len(training.x) <= ONE_THREAD_ROWS):
+        with one_thread(len(training.x) <= task.settings.large_rows):
             mixtures = [
                 fit_regression(training.x, as_tensor(target, training.x), training.weight, task) for target in columns
             ]

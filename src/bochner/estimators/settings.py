@@ -1,25 +1,33 @@
 """Every constant of the estimators, each with its reason. An ablation is ``replace(Settings(), folds=3)``."""
 
+import math
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The constants of a fit. They were chosen on the 27 tables of ``suite`` (benchmarks/suite.py), never on the paper's folds.
+    """The constants of a fit.
+
+    They were chosen on the 27 tables of ``suite`` and on inner splits of the paper's sets (docs/default.md), never on the folds that
+    results are shown for.
 
     Attributes:
-        folds: Parts of the rows. Every part is predicted by members that have not learnt from it, and so judges them. Five is
-            customary; each network is trained on four fifths of the rows.
-        judging_rows: Most rows that judge. Weights and spreads of a few members do not get better with more than 2,000.
+        folds: Parts of the rows. Each is predicted by members that have not learnt from it, and so judges them; a network is
+            trained without each part. Five is customary.
+        folds_large: The same for tables of more than ``large_rows`` rows, where more networks pay.
+        large_rows: From here on lengthscales are tuned once, on rows that do not judge, and networks train on all cores.
+        judging_rows: Most rows that judge. Weights and spreads of a few members do not get better with more.
         tuning_rows: Most rows that lengthscales are tuned on: a step costs their number cubed, 5 ms for 300 on one core.
         tuning_steps: Most steps of L-BFGS; it converges in 20 to 40.
         wide_anchors: Most anchors of a head on the columns. Up to here the head is the exact Gaussian process of its prior.
-        deep_anchors: Most anchors of a head on what a network made of the columns: about 25 numbers, which need fewer.
+        deep_numbers: Numbers in the Gram matrices of all heads on networks together: what bounds the size of a saved model.
+        class_anchors: Most anchors of a head on a network for classes, whose modes are sought by many passes over the features.
         column_spread: Prior standard deviation of a column's log lengthscale about their common value; a factor of e.
         network_rows: From how many rows on networks are trained. With fewer they did not pay for their seconds on any table.
         network_width: Units of the periodic layer that a network is trained with.
-        network_epochs: Most passes of a network over its rows.
-        network_steps: Most steps of training, however many the rows: what bounds the time.
+        least_steps: Fewest steps of training.
+        most_steps: Most steps of training, but for very large tables: what bounds the time.
+        head_rows: Most rows that a head for classes learns from: its few hundred weights do not need more.
         network_rate: Learning rate of Adam, which falls to zero along half a cosine.
         intervals: Most intervals of a column that networks see beside its value.
         all_intervals: Most intervals of all columns.
@@ -28,18 +36,38 @@ class Settings:
     """
 
     folds: int = 5
+    folds_large: int = 8
+    large_rows: int = 2000
     judging_rows: int = 2000
     tuning_rows: int = 300
     tuning_steps: int = 40
-    wide_anchors: int = 1000
-    deep_anchors: int = 400
+    wide_anchors: int = 900
+    deep_numbers: int = 3_300_000
+    class_anchors: int = 400
     column_spread: float = 1.0
     network_rows: int = 200
-    network_width: int = 500
-    network_epochs: int = 60
-    network_steps: int = 1500
+    network_width: int = 200
+    least_steps: int = 150
+    most_steps: int = 1500
+    head_rows: int = 20_000
     network_rate: float = 3e-3
     intervals: int = 16
     all_intervals: int = 1024
     member_floor: float = 0.02
     unseen_rows: float = 0.5
+
+    def folds_for(self, rows: int) -> int:
+        """Parts of so many rows."""
+        return min(rows, self.folds_large if rows > self.large_rows else self.folds)
+
+    def steps_for(self, rows: int) -> int:
+        """Steps of training on so many rows: few where networks count for little, twice as many for tables of more than 20,000.
+
+        Below 1,000 rows they grow as the square of the rows.
+        """
+        most = self.most_steps * (2 if rows > 20_000 else 1)
+        return int(min(most, max(self.least_steps, rows**2 / 800)))
+
+    def deep_anchors(self, networks: int) -> int:
+        """Most anchors of a regression head on each of so many networks."""
+        return int(math.sqrt(self.deep_numbers / networks))

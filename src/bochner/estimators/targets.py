@@ -28,6 +28,8 @@ class TargetMap:
         power: Exponent λ of "power", from 0 to 2, where the map is onto the whole line; 1 is the identity.
         centre: Mean of the mapped target.
         spread: Its standard deviation.
+        low: Least value that a mean or a standard deviation counts, one range of the training targets below them.
+        high: Largest one. Without limits a wide Gaussian on a logarithmic scale would have a mean beyond all reason.
     """
 
     kind: str
@@ -36,6 +38,8 @@ class TargetMap:
     power: float = 1.0
     centre: float = 0.0
     spread: float = 1.0
+    low: float = -math.inf
+    high: float = math.inf
 
     @classmethod
     def learn(cls, kind: str, y: np.ndarray, weight: np.ndarray) -> "TargetMap":
@@ -52,7 +56,9 @@ class TargetMap:
         mapped = cls(kind, mean, scale, power).forward(torch.from_numpy(y)).numpy()
         centre = float(np.average(mapped, weights=weight))
         spread = math.sqrt(float(np.average((mapped - centre) ** 2, weights=weight)))
-        return cls(kind, mean, scale, power, centre, spread or 1.0)
+        reach = float(y.max() - y.min())
+        low, high = float(y.min()) - reach, float(y.max()) + reach
+        return cls(kind, mean, scale, power, centre, spread or 1.0, low, high)
 
     def forward(self, y: Tensor) -> Tensor:
         """Target to mapped target; minus infinity where a logarithm has none."""
@@ -89,7 +95,7 @@ class TargetMap:
             return self.inverse(mean), (factor * std).square()
         nodes, weights = (torch.from_numpy(v).to(mean) for v in np.polynomial.hermite_e.hermegauss(NODES))
         weights = weights / weights.sum()
-        values = self.inverse(mean[..., None] + std[..., None] * nodes)
+        values = self.inverse(mean[..., None] + std[..., None] * nodes).clamp(self.low, self.high)
         centre = (values * weights).sum(-1)
         return centre, ((values - centre[..., None]).square() * weights).sum(-1)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-ONE_THREAD_ROWS = 20_000  # tables of up to so many rows are fitted on one thread throughout
+ONE_THREAD_ROWS = 20_000  # products over up to so many rows are made on one thread
 
 
 @contextlib.contextmanager
