@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 
 from bochner import frames, tabular
 from bochner.cli import app
+from bochner.estimators import StationaryRegressor
+from bochner.estimators.members import Member, describe
 from bochner.storage import load, save
 
-FAST = ["--width", "20"]
+FAST = ["--kernel", "matern32"]
 
 
 def run(*arguments):
@@ -113,8 +115,12 @@ def test_evaluate_and_info(models, tmp_path):
     test.to_csv(tmp_path / "t.csv", index=False)
     found = json.loads(run("evaluate", models / "number.bochner", tmp_path / "t.csv", "--json").stdout)
     saved = load(models / "number.bochner")
-    mean = saved.estimator.predict(frames.Encoder.from_json(saved.table).transform(frames.read(tmp_path / "t.csv")))
-    assert found["rmse"] == pytest.approx(float(np.sqrt(np.mean((test["price"] - mean) ** 2))))
+    x, y = frames.Encoder.from_json(saved.table).transform(frames.read(tmp_path / "t.csv")), test["price"].to_numpy()
+    assert found["rmse"] == pytest.approx(float(np.sqrt(np.mean((y - saved.estimator.predict(x)) ** 2))))
+    assert found["nlpd"] == pytest.approx(-np.mean(saved.estimator.log_prob(x, y)))
+    ends = saved.estimator.predict_quantiles(x, [0.05, 0.95])
+    assert found["coverage_90"] == np.mean([low <= own <= high for own, (low, high) in zip(y, ends, strict=True)])
+    assert found["width_90"] == pytest.approx(np.mean([high - low for low, high in ends]))
     test.assign(dear=np.where(test["price"] > 3e5, "yes", "no")).drop(columns="price").to_csv(
         tmp_path / "c.csv", index=False
     )
@@ -122,7 +128,26 @@ def test_evaluate_and_info(models, tmp_path):
     assert "AUC" in classes.stdout
     about = json.loads(run("info", models / "class.bochner", "--json").stdout)
     assert (about["target"], about["classes"], about["rows"]) == ("dear", "no, yes", 48)
+    assert (about["kernel"], about["hidden_layer_sizes"], about["false_alarm"]) == ("matern32", [200, 200, 25], 0.05)
+    assert about["members"] == "1 on the columns (1.00)"
     assert "noise" in run("info", models / "number.bochner").stdout
+
+
+def test_members_are_counted_by_what_they_stand_on():
+    members = [Member(0.3, None), Member(0.32, None), *(Member(0.19, None, number, None) for number in range(2))]
+    assert describe(members) == "2 on the columns (0.62), 2 on networks (0.38)"
+    assert describe(members[2:]) == "2 on networks (0.38)"
+
+
+def test_info_shows_every_target_of_a_model_with_several(tmp_path):
+    frame = houses()
+    y = np.column_stack([frame["price"], frame["area"] ** 2])
+    estimator = StationaryRegressor(kernel=("rbf", "matern52"), hidden_layer_sizes=(), random_state=0)
+    save(tmp_path / "two.bochner", estimator.fit(frame[["area", "rooms"]], y))
+    about = json.loads(run("info", tmp_path / "two.bochner", "--json").stdout)
+    assert about["kernel"] == "rbf, matern52"
+    assert about["members"].count("on the columns (1.00)") == 2
+    np.testing.assert_allclose(about["noise"], estimator.noise_)
 
 
 def test_cells_stay_as_they_are_and_codes_are_texts(tmp_path):
@@ -315,7 +340,11 @@ FIT = {
     "drop misspelt": (changed(), ["--drop", "knd"], r"drop parameter must be one of .* Did you mean 'kind'"),
     "task misspelt": (changed(), ["--task", "regresion"], r"Did you mean 'regression'"),
     "kernel misspelt": (changed(), ["--kernel", "mattern32"], r"Did you mean 'matern32'"),
-    "width odd": (changed(), ["--width", "7"], r"width parameter must be an integer of at least 2 and even"),
+    "hidden of no width": (
+        changed(),
+        ["--hidden", "200,0"],
+        r"hidden_layer_sizes parameter must be a tuple of positive widths, such as \(100, 25\), got \(200, 0\)",
+    ),
     "hidden not widths": (changed(), ["--hidden", "big"], r"option --hidden must be widths such as 200,25, got 'big'"),
     "false alarm": (changed(), ["--false-alarm", "5"], r"false_alarm parameter must lie between 0 and 1, got 5.0"),
     "no GPU": (changed(), ["--device", "cuda"], r"but torch sees none; use device='cpu'"),
@@ -486,7 +515,9 @@ def test_the_demo_compares_networks_far_from_the_data_and_writes_a_page(tmp_path
     assert float(numbers["stationary"][1]) < 0.65
     assert numbers["stationary"][2] == "100"
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
-    assert "Two arcs" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "Two arcs" in page
+    assert re.search(r"ReLU</span></th>(<td[^>]*>[^<]*</td>){2}<td[^>]*>–</td>", page)  # it has no score to flag by
 
 
 def test_report_puts_a_folder_of_results_on_one_page(tmp_path):

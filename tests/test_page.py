@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from scipy.interpolate import CubicSpline
+from scipy.special import ndtr
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression
 
-from bochner.estimators import StationaryClassifier, StationaryRegressor
+from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.experiments.rows import read_rows
 from bochner.reports import tables
 from bochner.reports.model import model_sections
@@ -47,7 +49,7 @@ def regression():
     """An estimator, what it learned from, what was held out, and the sections by title."""
     X, y = _rows()
     train, test = (X[:120], y[:120]), (X[120:], y[120:])
-    estimator = StationaryRegressor(width=100, random_state=0, device="cpu").fit(*train)
+    estimator = StationaryRegressor(random_state=0, device="cpu").fit(*train)
     sections = model_sections(estimator, train, test, columns=COLUMNS, target="price & <b>")
     return estimator, train, test, {section.title: section for section in sections}
 
@@ -57,7 +59,7 @@ def classification():
     X, y = _rows()
     labels = np.where(y > -5, "sold", "not <sold>")
     train, test = (X[:120], labels[:120]), (X[120:], labels[120:])
-    estimator = StationaryClassifier(width=100, random_state=0, device="cpu").fit(*train)
+    estimator = StationaryClassifier(random_state=0, device="cpu").fit(*train)
     sections = model_sections(estimator, train, test, columns=["a", "b", "c"], target="outcome")
     return estimator, train, test, {section.title: section for section in sections}
 
@@ -173,17 +175,32 @@ def test_the_data_and_the_target_are_summarised(regression):
         )
 
 
+def _density(estimator, X, y):
+    """Density of each target, the slope of its level, from 101 quantiles of each row; on a scale on which they nearly lie on lines."""
+    scores = np.linspace(-5, 5, 101)
+    found = []
+    for own, value in zip(estimator.predict_quantiles(X, ndtr(scores)), y, strict=True):
+        spline = CubicSpline(own, scores)
+        found.append(math.exp(-(spline(value) ** 2) / 2) / math.sqrt(2 * math.pi) * spline(value, 1))
+    return np.array(found)
+
+
 def test_held_out_metrics_of_regression_are_their_formulas(regression):
     estimator, (_, y_train), (X, y), sections = regression
     header, ours, baseline = sections["Held-out rows"].table
     assert header == ["", "RMSE", "NLPD", "R²", "90 % interval covers", "its mean width"]
-    mean, std = estimator.predict(X, return_std=True)
-    for line, m, s in ((ours, mean, std), (baseline, np.full(80, y_train.mean()), np.full(80, y_train.std()))):
-        inside = np.abs(y - m) <= 1.6448536 * s
-        density = np.exp(-(((y - m) / s) ** 2) / 2) / (s * math.sqrt(2 * math.pi))
+    low, high = estimator.predict_interval(X, 0.9).T
+    gauss = y_train.mean(), y_train.std()
+    density = np.exp(-(((y - gauss[0]) / gauss[1]) ** 2) / 2) / (gauss[1] * math.sqrt(2 * math.pi))
+    ends = gauss[0] - 1.6448536 * gauss[1], gauss[0] + 1.6448536 * gauss[1]
+    for line, m, log_density, (lower, upper) in (
+        (ours, estimator.predict(X), np.log(_density(estimator, X, y)), (low, high)),
+        (baseline, gauss[0], np.log(density), ends),
+    ):
+        inside = (lower <= y) & (y <= upper)
         r2 = 1 - np.sum((y - m) ** 2) / np.sum((y - y.mean()) ** 2)
-        expected = [math.sqrt(np.mean((y - m) ** 2)), -np.mean(np.log(density)), r2, 100 * inside.mean()]
-        expected.append(np.mean(2 * 1.6448536 * s))
+        expected = [math.sqrt(np.mean((y - m) ** 2)), -np.mean(log_density), r2, 100 * inside.mean()]
+        expected.append(np.mean(upper - lower))
         np.testing.assert_allclose([_number(text) for text in line[1:]], expected, rtol=1e-3, atol=6e-4)
     assert _number(ours[1]) < _number(baseline[1])
 
@@ -204,51 +221,93 @@ def test_predictions_are_drawn_sorted_and_along_the_column_that_matters_most(reg
     order = np.argsort(estimator.predict(X_test))
     np.testing.assert_allclose(held.lines[0].get_ydata(), estimator.predict(X_test)[order])
     np.testing.assert_array_equal(held.lines[1].get_ydata(), y_test[order])
-    assert np.argmin(estimator.lengthscale_ / X.std(0)) == 0
+    # Over all pairs of test rows, the first column's value changes the prediction most when it is that of another row.
+    changes = []
+    for column in range(3):
+        pairs = np.repeat(X_test, 80, axis=0)
+        pairs[:, column] = np.tile(X_test[:, column], 80)
+        changes.append(np.mean(np.abs(estimator.predict(pairs) - np.repeat(estimator.predict(X_test), 80))))
+    assert np.argmax(changes) == 0
     assert along.get_xlabel() == EVIL
     grid, low, high = np.asarray(along.lines[0].get_xdata()), X[:, 0].min(), X[:, 0].max()
     np.testing.assert_allclose([grid[0], grid[-1]], [low - 1.5 * (high - low), high + 1.5 * (high - low)])
     rows = np.stack([grid, np.full(len(grid), np.median(X[:, 1])), np.full(len(grid), np.median(X[:, 2]))], axis=1)
-    mean, std = estimator.predict(rows, return_std=True)
-    np.testing.assert_allclose(along.lines[0].get_ydata(), mean)
+    low, high = estimator.predict_quantiles(rows, [0.05, 0.95]).T
+    np.testing.assert_allclose(along.lines[0].get_ydata(), estimator.predict(rows))
     band = along.collections[0].get_paths()[0].vertices
-    np.testing.assert_allclose(band[:, 1].max(), (mean + 1.6448536 * std).max(), rtol=1e-6)
-    assert std[0] > 3 * std[len(std) // 2]
+    np.testing.assert_allclose([band[:, 1].min(), band[:, 1].max()], [low.min(), high.max()], rtol=1e-6)
+    assert (high - low)[0] > 3 * (high - low)[len(rows) // 2]
 
 
 def test_rows_that_were_moved_away_are_flagged_more_often(regression):
-    estimator, _, (X, _), sections = regression
+    estimator, (train, _), (X, _), sections = regression
     section = sections["Rows unlike the training data"]
     (_, _, held), (_, _, moved) = section.table[1:]
     flagged = sum(score > estimator.ood_threshold_ for score in estimator.ood_score(X)) / 80
     assert held == f"{100 * flagged:.1f}\N{NO-BREAK SPACE}%"
     assert _number(moved) > _number(held) + 30
+    away = np.random.default_rng(0).standard_normal(X.shape)
+    away = X + 5 * away / np.sqrt(np.sum(away**2, axis=1))[:, None] * [
+        np.sqrt(np.mean((c - c.mean()) ** 2)) for c in train.T
+    ]
+    assert moved == f"{100 * np.mean(estimator.ood_score(away) > estimator.ood_threshold_):.1f}\N{NO-BREAK SPACE}%"
     axes = section.figures[0].axes[0]
     assert axes.lines[0].get_xdata()[0] == estimator.ood_threshold_
     shares = np.array([bar.get_height() for bar in axes.patches]).reshape(2, 40)
     np.testing.assert_allclose(shares.sum(1), 1)
 
 
-def test_the_prior_is_drawn_from_its_kernel_and_lengthscales_are_listed(regression):
+def test_the_members_of_a_regression_are_listed(regression):
     estimator, (X, _), _, sections = regression
-    section = sections["Prior"]
-    assert "Matern(nu=1.5" in section.text
-    assert "activation paired, width 100" in section.text
-    above, below = section.figures[0].axes
-    r = np.asarray(above.lines[0].get_xdata())
-    matern32 = (1 + math.sqrt(3) * r) * np.exp(-math.sqrt(3) * r)
-    np.testing.assert_allclose(above.lines[0].get_ydata(), matern32, atol=1e-9)
-    draws = np.array([line.get_ydata() for line in below.lines])
-    assert draws.shape == (3, 401)
-    # Each value has standard deviation amplitude_: over three draws their mean square is within a factor of four.
-    assert 0.25 < np.mean(draws**2) / estimator.amplitude_**2 < 4
-    for line, own, scale in zip(section.table[1:], estimator.lengthscale_, X.std(0), strict=True):
-        np.testing.assert_allclose([_number(text) for text in line[1:]], [math.sqrt(3), own / scale, own], rtol=1e-3)
+    section, members = sections["Model"], estimator.mixtures_[0].members
+    assert section.table[0] == ["stands on", "kernel", "lengthscale", "target", "weight"]
+    names = {"Matern(nu=1.5, product=False)": "Matern, ν = 1.5", "RBF()": "RBF"}
+    for line, member in zip(section.table[1:], members, strict=True):
+        assert line[:2] == ["columns", names[str(member.head.features.spectrum)]]
+        assert line[3] == "as it is"  # the map is the identity: sums of waves and lines need no other
+        assert line[4] == f"{member.weight:.2f}"
+    isotropic = [
+        line
+        for line, m in zip(section.table[1:], members, strict=True)
+        if len(set(m.head.features.lengthscale.tolist())) == 1
+    ]
+    shown = [line[2] for line in section.table[1:]]
+    assert [line[2] for line in isotropic] == [f"{members[0].head.features.lengthscale[0]:.4g}"]
+    assert shown.count("one for each column") == len(shown) - 1 > 0
+    assert f"{len(members)} on the columns (1.00)" in section.text
+    prior, noise = (
+        float(v) for v in re.search(r"far from the data have, is ([\d.]+);.*noise is ([\d.]+)\.", section.text).groups()
+    )
+    np.testing.assert_allclose(estimator.predict(X + 1e6, return_std=True)[1], prior, rtol=0.2)  # rows differ in spread
+    assert noise == pytest.approx(0.4, rel=0.3)  # the rows were made with 0.4; 120 of them say it to a tenth or so
+
+
+def test_maps_networks_and_classes_are_named():
+    X, y = _rows(60)
+    settings = replace(Settings(), network_rows=50, least_steps=20, member_floor=0.0)
+    options = {"hidden_layer_sizes": (6, 4), "settings": settings, "random_state": 0, "device": "cpu"}
+    for target, words in ((np.exp(y), {"its logarithm", "as it is"}), (np.sinh(y), {"as it is"})):
+        estimator = StationaryRegressor(**options).fit(X, target)
+        by = {
+            s.title: s for s in model_sections(estimator, (X, target), (X, target), columns=["a", "b", "c"], target="y")
+        }
+        assert words <= {line[3] for line in by["Model"].table[1:]}
+        assert {line[0] for line in by["Model"].table[1:]} == {"columns", "networks"}
+        for own in {member.map for member in estimator.mixtures_[0].members if member.map.kind == "power"}:
+            assert f"Yeo–Johnson, λ = {own.power:.2f}" in {line[3] for line in by["Model"].table[1:]}
+    labels = np.where(y > -5, "a", "b")
+    estimator = StationaryClassifier(**options).fit(X, labels)
+    by = {s.title: s for s in model_sections(estimator, (X, labels), (X, labels), columns=["a", "b", "c"], target="y")}
+    assert by["Model"].table[0] == ["stands on", "kernel", "lengthscale", "weight"]
+    assert "standard deviation, which" not in by["Model"].text
+    np.testing.assert_allclose(
+        sum(float(line[3]) for line in by["Model"].table[1:]), 1, atol=0.005 * len(by["Model"].table)
+    )
 
 
 def test_one_column_shows_its_training_rows_and_a_single_held_out_row_has_no_r2():
     X, y = _rows(40)
-    estimator = StationaryRegressor(width=20, random_state=0, device="cpu").fit(X[:, :1], y)
+    estimator = StationaryRegressor(random_state=0, device="cpu").fit(X[:, :1], y)
     train, test = (X[:, :1], y), (X[:1, :1], y[:1])
     sections = {s.title: s for s in model_sections(estimator, train, test, columns=["a"], target="b")}
     np.testing.assert_array_equal(sections["Predictions"].figures[1].axes[0].lines[1].get_ydata(), y)
@@ -261,25 +320,26 @@ def test_many_columns_are_cut_and_a_constant_one_is_not_sliced():
     X = rng.normal(size=(40, 35))
     X[:, 0] = 7.0
     y = X[:, 1] + 0.1 * rng.normal(size=40)
-    estimator = StationaryRegressor(width=20, random_state=0, device="cpu").fit(X, y)
-    estimator.lengthscale_[0] = 1e-6
+    estimator = StationaryRegressor(random_state=0, device="cpu").fit(X, y)
+    new = X.copy()
+    new[:, 0] = np.linspace(-1e3, 1e3, 40)  # constant in training, and now it matters more than all others
     names = [f"c{i}" for i in range(35)]
+    sections = {s.title: s for s in model_sections(estimator, (X, y), (new, y), columns=names, target="y")}
+    assert len(sections["Data"].table) == 31
+    assert "The first 30 of 35 columns are shown." in sections["Data"].text
     sections = {s.title: s for s in model_sections(estimator, (X, y), (X, y), columns=names, target="y")}
-    for title in ("Data", "Prior"):
-        assert len(sections[title].table) == 31
-        assert "The first 30 of 35 columns are shown." in sections[title].text
-    assert not sections["Predictions"].captions[1].startswith("Along c0:")
+    assert sections["Predictions"].captions[1].startswith("Along c1:")
 
 
-def test_under_hidden_layers_the_first_column_is_sliced_and_none_has_a_lengthscale():
-    X, y = _rows(40)
-    estimator = StationaryRegressor(width=20, hidden=(6, 4), posterior="laplace", random_state=0, device="cpu").fit(
-        X, y
-    )
+def test_missing_numbers_are_left_out_of_summaries():
+    X, y = _rows(60)
+    X[::7, 1] = np.nan
+    estimator = StationaryRegressor(random_state=0, device="cpu").fit(X, y)
     sections = {s.title: s for s in model_sections(estimator, (X, y), (X, y), columns=["a", "b", "c"], target="y")}
-    assert sections["Prior"].table is None
-    assert "hidden layers (6, 4)" in sections["Prior"].text
-    assert sections["Predictions"].captions[1].startswith("Along a:")
+    there = X[~np.isnan(X[:, 1]), 1]
+    shown = [_number(text) for text in sections["Data"].table[2][1:]]
+    np.testing.assert_allclose(shown, [there.min(), np.median(there), there.max(), there.std()], rtol=1e-3)
+    assert np.isfinite(sections["Predictions"].figures[1].axes[0].lines[0].get_ydata()).all()
 
 
 # ---------------------------------------------------------------------- classification

@@ -34,7 +34,7 @@ def problems() -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate" not in str(error):
             raise
-        errors.print("There is not enough memory; use fewer rows or a smaller --width.", style="red", soft_wrap=True)
+        errors.print("There is not enough memory; use fewer rows or columns.", style="red", soft_wrap=True)
         raise typer.Exit(1) from error
     except ValueError as error:
         errors.print(" ".join(str(error).split()), style="red", soft_wrap=True, markup=False)
@@ -115,14 +115,10 @@ def fit(
     ] = 0.2,
     kernel: Annotated[
         str, typer.Option(help="'matern32', 'matern52', 'rbf', 'exponential'; several with commas.")
-    ] = "matern32,matern52,rbf",
-    activation: Annotated[str, typer.Option(help="'paired', 'sin', 'sincos', 'triangle', 'periodic_relu'.")] = "paired",
-    posterior: Annotated[str, typer.Option(help="'closed_form' or 'laplace'.")] = "closed_form",
-    width: Annotated[int, typer.Option(help="Units of the model layer; 500 at most behind hidden layers.")] = 1000,
+    ] = "matern32,rbf",
     hidden: Annotated[
-        str, typer.Option(help="Widths of the hidden layers of networks trained from 300 rows on; '' for none.")
+        str, typer.Option(help="Widths of the hidden layers of networks trained from 200 rows on; '' for none.")
     ] = "200,200,25",
-    networks: Annotated[int, typer.Option(help="Trained networks for each of three lengths of training.")] = 6,
     false_alarm: Annotated[float, typer.Option(help="Share of ordinary rows that may be flagged.")] = 0.05,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report there.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of every draw.", min=0, max=2**31 - 1)] = 0,
@@ -144,10 +140,9 @@ def fit(
 
     with problems():
         _check_request(table, out, report, task, test)
-        options: Any = {"kernel": _names(kernel), "activation": activation, "posterior": posterior, "width": width}
-        options |= {"hidden": _widths(hidden), "networks": networks, "false_alarm": false_alarm}
+        options: Any = {"kernel": _names(kernel), "hidden_layer_sizes": _widths(hidden), "false_alarm": false_alarm}
         options |= {"device": device, "random_state": seed}
-        StationaryRegressor(**options)._check_parameters()
+        StationaryRegressor(**options).check_parameters()
         fitted = fit_table(
             table, target, dropped=_names(drop), task=task, share=test, verbose=errors.is_terminal, **options
         )
@@ -318,22 +313,24 @@ def info(model: ModelFile, as_json: Json = False) -> None:
     Example:
         bochner info model.bochner
     """
-    from bochner.committee import describe
+    from bochner.estimators.members import describe
     from bochner.storage import load
 
     with problems():
         saved = load(model, device="cpu")
     found: dict[str, Any] = dict(saved.about)
     estimator = saved.estimator
-    names = ("activation", "posterior", "width", "hidden", "networks", "false_alarm")
-    found |= {"kernel": ", ".join(map(str, estimator._kernels()))} | {name: getattr(estimator, name) for name in names}
-    found["members"] = describe(estimator.members_)
+    kernels = estimator.kernel if isinstance(estimator.kernel, tuple | list) else (estimator.kernel,)
+    found |= {"kernel": ", ".join(map(str, kernels)), "hidden_layer_sizes": list(estimator.hidden_layer_sizes)}
+    found["false_alarm"] = estimator.false_alarm
+    mixtures = [estimator.mixture_] if hasattr(estimator, "classes_") else estimator.mixtures_
+    found["members"] = "; ".join(describe(mixture.members) for mixture in mixtures)
     if saved.table is not None:
         found["target"] = saved.table["target"]
         found["columns"] = ", ".join(f"{c['name']} ({c['kind']})" for c in saved.table["columns"])
     if hasattr(estimator, "classes_"):
         found["classes"] = ", ".join(map(str, estimator.classes_))
     else:
-        found["noise"] = estimator.noise_
+        found["noise"] = estimator.noise_ if len(mixtures) == 1 else list(map(float, estimator.noise_))
     found["ood_threshold"] = estimator.ood_threshold_
     _show(found, as_json)

@@ -10,12 +10,24 @@ from bochner import metrics
 from bochner.predictive import central_interval
 
 
-def regression_metrics(y: np.ndarray, mean: np.ndarray, std: np.ndarray) -> dict[str, float]:
-    """RMSE, NLPD, coverage and mean width of the 90 % interval, and R² from two rows on."""
-    low, high = central_interval(mean, std, 0.9)
-    found = {"rmse": metrics.rmse(y, mean), "nlpd": metrics.nlpd(norm.logpdf(y, mean, std))}
+def mixture_metrics(y: np.ndarray, mean: np.ndarray, log_density: np.ndarray, interval: np.ndarray) -> dict[str, float]:
+    """RMSE, NLPD, coverage and mean width of the 90 % interval, and R² from two rows on; of any predictive distribution.
+
+    Args:
+        y: Targets, (n,).
+        mean: Predictive means, (n,).
+        log_density: Log predictive density of each target, (n,).
+        interval: Ends of the 90 % interval of each row, (n, 2).
+    """
+    low, high = interval.T
+    found = {"rmse": metrics.rmse(y, mean), "nlpd": metrics.nlpd(log_density)}
     found |= {"coverage_90": metrics.coverage(y, low, high), "width_90": float(np.mean(high - low))}
     return found | ({"r2": float(r2_score(y, mean))} if len(y) > 1 else {})
+
+
+def regression_metrics(y: np.ndarray, mean: np.ndarray, std: np.ndarray) -> dict[str, float]:
+    """The same where every prediction is a Gaussian."""
+    return mixture_metrics(y, mean, norm.logpdf(y, mean, std), np.column_stack(central_interval(mean, std, 0.9)))
 
 
 def class_metrics(labels: np.ndarray, p: np.ndarray) -> dict[str, float]:
@@ -30,4 +42,5 @@ def measure(estimator: Any, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     common = {"rows": len(x), "flagged": float(np.mean(estimator.ood_score(x) > estimator.ood_threshold_))}
     if hasattr(estimator, "classes_"):
         return common | class_metrics(np.searchsorted(estimator.classes_, y), estimator.predict_proba(x))
-    return common | regression_metrics(y, *estimator.predict(x, return_std=True))
+    interval = estimator.predict_interval(x, 0.9)
+    return common | mixture_metrics(y, estimator.predict(x), estimator.log_prob(x, y), interval)

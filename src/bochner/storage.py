@@ -1,13 +1,15 @@
 """Fitted estimators on disk: one safetensors file with JSON in its header. Loading reads numbers and names; it never runs code.
 
 The header carries the version of the format and a SHA-256 of the whole file (computed with zeros in its own place), so that
-damage is found before anything is used. What the file says is then checked against what such a model must look like. Sums over
-the training rows are stored and, for networks with hidden layers, up to 17 values of every column; never the rows.
+damage is found before anything is used. What the file says is then checked against what such a model must look like: names, types,
+sizes that follow from each other, finite numbers. Like any Gaussian process a model holds training rows: the anchors of its heads.
 """
 
 import dataclasses
 import hashlib
+import itertools
 import json
+import math
 import re
 from dataclasses import dataclass
 from numbers import Integral
@@ -18,27 +20,30 @@ import numpy as np
 import torch
 from safetensors.torch import load as parse
 from safetensors.torch import save as serialise
-from torch import Tensor
+from torch import Tensor, nn
 
 import bochner
-from bochner import activations
-from bochner.committee import Member
-from bochner.estimator_base import TRAINED_WIDTH
-from bochner.estimators import StationaryClassifier, StationaryRegressor
+from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
+from bochner.estimators.classification import ClassMixture
+from bochner.estimators.columns import Column, Columns
+from bochner.estimators.extractors import Extractors, make_extractor, scaled
+from bochner.estimators.heads import GaussianHead, SoftmaxHead, Sums
+from bochner.estimators.kernel_features import KernelFeatures
+from bochner.estimators.members import Member
+from bochner.estimators.regression import RegressionMixture
+from bochner.estimators.spread import Spread
+from bochner.estimators.targets import TargetMap
 from bochner.files import write_bytes
-from bochner.likelihoods import Categorical, Gaussian
-from bochner.models import Model
 from bochner.networks import Intervals
-from bochner.posteriors.closed_form import ClosedForm, Statistics
-from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
-from bochner.posteriors.laplace import Laplace
 from bochner.spectra import RBF, Exponential, Matern
 
-FORMAT = 3
+FORMAT = 4
 ESTIMATORS: dict[str, Any] = {"StationaryRegressor": StationaryRegressor, "StationaryClassifier": StationaryClassifier}
 SPECTRA: dict[str, Any] = {"RBF": RBF, "Matern": Matern, "Exponential": Exponential}
-NUMBERS = ("amplitude_", "ood_threshold_", "y_mean_", "y_scale_")
 UNSIGNED = b"0" * 64
+
+Tensors = dict[str, Tensor]
+Json = dict[str, Any]
 
 
 class ModelFileError(ValueError):
@@ -56,28 +61,14 @@ class SavedModel:
     """
 
     estimator: Any
-    table: dict[str, Any] | None
-    about: dict[str, Any]
+    table: Json | None
+    about: Json
 
 
-def _kernel_to_json(kernel: Any) -> Any:
-    if isinstance(kernel, tuple | list):
-        return [_kernel_to_json(own) for own in kernel]
-    if isinstance(kernel, str):
-        return kernel
-    return {"type": type(kernel).__name__, **dataclasses.asdict(kernel)}  # pyright: ignore[reportArgumentType]
+# ------------------------------------------------------------------ to a file
 
 
-def _kernel_from_json(kernel: Any) -> Any:
-    if isinstance(kernel, list):
-        return tuple(_kernel_from_json(own) for own in kernel)
-    if isinstance(kernel, str):
-        return kernel
-    options = {k: v for k, v in kernel.items() if k != "type"}
-    return SPECTRA[kernel["type"]](**options)
-
-
-def save(path: str | Path, estimator: Any, *, table: dict[str, Any] | None = None) -> Path:
+def save(path: str | Path, estimator: Any, *, table: Json | None = None) -> Path:
     """Writes a fitted estimator to a file, as a whole or not at all.
 
     Args:
@@ -85,43 +76,14 @@ def save(path: str | Path, estimator: Any, *, table: dict[str, Any] | None = Non
         estimator: A fitted StationaryRegressor or StationaryClassifier.
         table: JSON that comes back with the model.
     """
-    if type(estimator).__name__ not in ESTIMATORS or not hasattr(estimator, "members_"):
+    name = type(estimator).__name__
+    if name not in ESTIMATORS or not hasattr(estimator, "columns_"):
+        unfitted = " without a fit" if name in ESTIMATORS else ""
         raise ValueError(
-            f"The estimator parameter must be a fitted {' or '.join(ESTIMATORS)}, got {type(estimator).__name__}"
-            f"{' without a fit' if type(estimator).__name__ in ESTIMATORS else ''} instead."
+            f"The estimator parameter must be a fitted {' or '.join(ESTIMATORS)}, got {name}{unfitted} instead."
         )
-    parameters = estimator.get_params() | {
-        "kernel": _kernel_to_json(estimator.kernel),
-        "activation": activations.resolve(estimator.activation).name,
-        "hidden": list(estimator.hidden),
-        "random_state": int(estimator.random_state) if isinstance(estimator.random_state, Integral) else None,
-    }
-    statistics = estimator.statistics_
-    streams = isinstance(estimator.members_[0].posterior, ClosedForm)  # then its sums are those of its first network
-    tensors = {} if streams else _sums_to_tensors(statistics)
-    tensors |= {"x_mean": torch.from_numpy(estimator.x_mean_), "x_scale": torch.from_numpy(estimator.x_scale_)}
-    members = []
-    for number, member in enumerate(estimator.members_):
-        kernel = _kernel_to_json(member.model.layer.spectrum)
-        members.append({"weight": member.weight, "group": member.group, "kernel": kernel})
-        found, more = _member_to_tensors(member)
-        tensors |= {f"{number}.{name}": value for name, value in found.items()}
-        members[-1] |= more
-    content: dict[str, Any] = {
-        "format": FORMAT,
-        "bochner": bochner.__version__,
-        "torch": str(torch.__version__),
-        "estimator": type(estimator).__name__,
-        "parameters": parameters,
-        "numbers": {name: getattr(estimator, name) for name in NUMBERS if hasattr(estimator, name)},
-        "rows": statistics.count,
-        "feature_names": list(estimator.feature_names_in_) if hasattr(estimator, "feature_names_in_") else None,
-        "table": table,
-        "members": members,
-    }
-    if isinstance(estimator, StationaryClassifier):
-        content["classes"] = estimator.classes_.tolist()
-        content["class_type"] = estimator.classes_.dtype.str
+    content, tensors = _content_of(estimator)
+    content["table"] = table
     path = Path(path)
     # NumPy's numbers, which a grid search puts into parameters, are written as plain ones.
     text = json.dumps(content, allow_nan=False, default=lambda value: value.item())
@@ -136,24 +98,121 @@ def save(path: str | Path, estimator: Any, *, table: dict[str, Any] | None = Non
     return path
 
 
-def _sums_to_tensors(sums: Statistics) -> dict[str, Tensor]:
-    return {"gram": sums.gram, "projection": sums.projection, "square": sums.square.reshape(1)}
+def _content_of(estimator: Any) -> tuple[Json, Tensors]:
+    """Everything that describes a fitted estimator: JSON and tensors."""
+    seed = estimator.random_state
+    parameters = estimator.get_params(deep=False) | {
+        "kernel": _kernel_to_json(estimator.kernel),
+        "hidden_layer_sizes": list(estimator.hidden_layer_sizes),
+        "random_state": int(seed) if isinstance(seed, Integral) else None,
+        "settings": None if estimator.settings is None else dataclasses.asdict(estimator.settings),
+    }
+    classes = isinstance(estimator, StationaryClassifier)
+    mixtures = [estimator.mixture_] if classes else estimator.mixtures_
+    described, tensors = [], {}
+    for number, mixture in enumerate(mixtures):
+        own, more = _mixture_to_parts(mixture)
+        described.append(own)
+        tensors |= {f"{number}.{name}": value for name, value in more.items()}
+    content: Json = {
+        "format": FORMAT,
+        "bochner": bochner.__version__,
+        "torch": str(torch.__version__),
+        "estimator": type(estimator).__name__,
+        "parameters": parameters,
+        "ood_threshold": estimator.ood_threshold_,
+        "features": int(estimator.n_features_in_),
+        "feature_names": list(estimator.feature_names_in_) if hasattr(estimator, "feature_names_in_") else None,
+        "columns": [dataclasses.asdict(column) for column in estimator.columns_.columns],
+        "unseen": estimator.columns_.unseen,
+        "mixtures": described,
+    }
+    if classes:
+        content["classes"], content["class_type"] = estimator.classes_.tolist(), estimator.classes_.dtype.str
+    else:
+        content["one_target"] = bool(estimator._one_target)
+    return content, tensors
 
 
-def _member_to_tensors(member: Member) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The numbers of a network and its posterior, and what else there is to know of the latter."""
-    posterior = member.posterior
-    tensors = {f"model.{name}": value for name, value in member.model.state_dict().items()}
-    if isinstance(posterior, ClosedForm):
-        return tensors | _sums_to_tensors(posterior.statistics), {"amplitude": posterior.amplitude}
-    if isinstance(posterior, ClosedFormClassifier):
-        own = {"mean": posterior.mean, "factor": posterior.factor}
-        return tensors | own, {"draws": {"samples": posterior.samples, "seed": posterior.seed}}
-    own = {f"laplace.{i}.{j}": t for i, part in enumerate(posterior.state) for j, t in enumerate(part)}
-    return tensors | own, {}
+def _kernel_to_json(kernel: Any) -> Any:
+    if isinstance(kernel, tuple | list):
+        return [_kernel_to_json(own) for own in kernel]
+    if isinstance(kernel, str):
+        return kernel
+    fields = {f.name: getattr(kernel, f.name) for f in dataclasses.fields(kernel) if f.init}
+    return {"type": type(kernel).__name__, **fields}
 
 
-def _content(path: Path, data: bytes) -> dict[str, Any]:
+def _mixture_to_parts(mixture: Any) -> tuple[Json, Tensors]:
+    """A mixture as JSON and tensors."""
+    members, tensors = [], {}
+    for number, member in enumerate(mixture.members):
+        features = member.head.features
+        about: Json = {
+            "weight": member.weight,
+            "network": member.network,
+            "kernel": _kernel_to_json(features.spectrum),
+            "amplitude": member.head.amplitude,
+        }
+        own = {"lengthscale": features.lengthscale, "anchors": features.anchors}
+        if isinstance(member.head, GaussianHead):
+            sums = member.head.sums
+            about |= {"noise": member.head.noise, "square": sums.square, "total": sums.total}
+            about["map"] = {k: v for k, v in dataclasses.asdict(member.map).items() if v not in (math.inf, -math.inf)}
+            own |= {"gram": _packed(sums.gram), "projection": sums.projection}
+        else:
+            own |= {"gram": _packed(member.head.gram), "weights": member.head.weights}
+        members.append(about)
+        tensors |= {f"member{number}.{name}": value for name, value in own.items()}
+    content: Json = {"members": members, "networks": 0}
+    if mixture.extractors is not None:
+        content["networks"] = len(mixture.extractors.modules)
+        for number, module in enumerate(mixture.extractors.modules):
+            tensors |= {f"network{number}.{name}": value for name, value in module.state_dict().items()}
+    if isinstance(mixture, RegressionMixture):
+        spread = mixture.spread
+        content["spread"] = {"constant": spread.constant, "mean_only": spread.mean_only}
+        if spread.features is not None and spread.weights is not None:
+            tensors |= {"spread.anchors": spread.features.anchors, "spread.weights": spread.weights}
+    return content, tensors
+
+
+def _packed(matrix: Tensor) -> Tensor:
+    """The lower triangle of a symmetric matrix, row by row."""
+    return matrix[tuple(torch.tril_indices(len(matrix), len(matrix)))]
+
+
+# ------------------------------------------------------------------ from a file
+
+
+def load(path: str | Path, *, device: str = "auto") -> SavedModel:
+    """Reads a model. Nothing in the file is run; a file that is not as it was written is refused with a ModelFileError.
+
+    Args:
+        path: A file that ``save`` wrote.
+        device: Where to compute: "auto" (a GPU where there is one), "cpu" or "cuda".
+    """
+    path = Path(path)
+    if not path.is_file():
+        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise ModelFileError(f"{path} {kind}; give the file that 'bochner fit' or bochner.storage.save wrote.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("The device parameter asks for a GPU ('cuda'), but torch sees none; use device='cpu'.")
+    data = path.read_bytes()
+    try:
+        content = _content(path, data)
+        estimator = _restore(content, parse(data), device)
+    except ModelFileError:
+        raise
+    except Exception as error:
+        raise ModelFileError(
+            f"{path} does not hold what a model must hold ({type(error).__name__}: {error}); save it again."
+        ) from error
+    about = {name: content[name] for name in ("format", "bochner", "torch", "estimator")}
+    return SavedModel(estimator, content["table"], about | {"bytes": len(data)})
+
+
+def _content(path: Path, data: bytes) -> Json:
     """The JSON of a file whose digest is right."""
     size = int.from_bytes(data[:8], "little")
     header = data[8 : 8 + size] if 8 + size <= len(data) else b""
@@ -175,115 +234,187 @@ def _content(path: Path, data: bytes) -> dict[str, Any]:
     return content
 
 
-def load(path: str | Path, *, device: str = "auto") -> SavedModel:
-    """Reads a model. Nothing in the file is run; a file that is not as it was written is refused with a ModelFileError.
-
-    Args:
-        path: A file that ``save`` wrote.
-        device: Where to compute: "auto" (a GPU where there is one), "cpu" or "cuda".
-    """
-    path = Path(path)
-    if not path.is_file():
-        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
-        raise ModelFileError(f"{path} {kind}; give the file that 'bochner fit' or bochner.storage.save wrote.")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("The device parameter asks for a GPU ('cuda'), but torch sees none; use device='cpu'.")
-    data = path.read_bytes()
-    try:
-        content = _content(path, data)
-        tensors = parse(data)
-        estimator = _restore(content, tensors, device)
-    except ModelFileError:
-        raise
-    except Exception as error:
-        raise ModelFileError(
-            f"{path} does not hold what a model must hold ({type(error).__name__}: {error}); save it again."
-        ) from error
-    about = {name: content[name] for name in ("format", "bochner", "torch", "estimator", "rows")}
-    return SavedModel(estimator, content["table"], about | {"bytes": len(data)})
+def _check(right: bool, what: str) -> None:
+    if not right:
+        raise ValueError(what)
 
 
-def _restore(content: dict[str, Any], tensors: dict[str, Tensor], device: str) -> Any:
+def _number(value: Any, what: str, *, positive: bool = False) -> float:
+    """A finite number."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    _check(good and (value > 0 or not positive), f"{what} is {value!r}")
+    return float(value)
+
+
+def _restore(content: Json, tensors: Tensors, device: str) -> Any:
     """The estimator that a checked file describes."""
-    parameters = content["parameters"] | {"kernel": _kernel_from_json(content["parameters"]["kernel"])}
-    parameters |= {"hidden": tuple(parameters["hidden"]), "device": device}
-    estimator = ESTIMATORS[content["estimator"]](**parameters)
-    estimator._check_parameters()
-    for name, value in content["numbers"].items():
-        if name not in NUMBERS or not isinstance(value, float):
-            raise ValueError(f"unknown number {name}")
-        setattr(estimator, name, value)
-    estimator.x_mean_, estimator.x_scale_ = tensors["x_mean"].numpy(), tensors["x_scale"].numpy()
-    estimator.n_features_in_ = len(estimator.x_mean_)
-    if content["feature_names"] is not None:
-        estimator.feature_names_in_ = np.array(content["feature_names"], dtype=object)
-    classes = 1
-    if "classes" in content:
-        estimator.classes_ = np.array(content["classes"], dtype=np.dtype(content["class_type"]))
-        classes = len(estimator.classes_)
     for name, value in tensors.items():
-        if not bool(torch.isfinite(value).all()):
-            raise ValueError(f"{name} is not finite")
-    device = estimator._device()
-    held = {name: value.to(device) for name, value in tensors.items()}
-    estimator.members_ = []
-    for number, about in enumerate(content["members"]):
+        _check(not value.is_floating_point() or bool(torch.isfinite(value).all()), f"{name} is not finite")
+    parameters: Json = dict(content["parameters"]) | {"device": device}
+    parameters["kernel"] = _kernel_from_json(parameters["kernel"])
+    parameters["hidden_layer_sizes"] = tuple(parameters["hidden_layer_sizes"])
+    if parameters["settings"] is not None:
+        parameters["settings"] = Settings(**parameters["settings"])
+    estimator = ESTIMATORS[content["estimator"]](**parameters)
+    estimator.check_parameters()
+    estimator.columns_ = _restore_columns(content)
+    estimator.n_features_in_ = len(estimator.columns_.columns)
+    if (names := content["feature_names"]) is not None:
+        _check(
+            len(names) == estimator.n_features_in_ and all(isinstance(n, str) for n in names), "the names of columns"
+        )
+        estimator.feature_names_in_ = np.array(names, dtype=object)
+    estimator.ood_threshold_ = _number(content["ood_threshold"], "ood_threshold")
+    place = torch.device(estimator._device())
+    held = {name: value.to(place) for name, value in tensors.items()}
+    latent = 1
+    if isinstance(estimator, StationaryClassifier):
+        estimator.classes_ = _restore_classes(content)
+        latent = 1 if len(estimator.classes_) == 2 else len(estimator.classes_)
+    mixtures = []
+    for number, about in enumerate(content["mixtures"]):
         own = {name.partition(".")[2]: t for name, t in held.items() if name.partition(".")[0] == str(number)}
-        estimator.members_.append(_restore_member(estimator, about, own, classes, content["rows"]))
-    weights = [member.weight for member in estimator.members_]
-    if not 0.999 < sum(weights) < 1.001 or min(weights) <= 0:
-        raise ValueError("the weights are not positive, or do not add up to 1")
-    estimator.model_ = estimator.members_[0].model
-    if not isinstance(estimator.members_[0].posterior, ClosedForm):
-        estimator.statistics_ = _sums(estimator.model_, held, content["rows"])
-    estimator._describe()
-    estimator._factorise()
+        mixtures.append(_restore_mixture(about, own, estimator, latent))
+    if isinstance(estimator, StationaryClassifier):
+        _check(len(mixtures) == 1, "there must be one mixture")
+        estimator.mixture_ = mixtures[0]
+    else:
+        _check(len(mixtures) >= 1, "there must be a mixture")
+        estimator.mixtures_, estimator._one_target = mixtures, bool(content["one_target"])
+        _check(len(mixtures) == 1 or not estimator._one_target, "there are several targets")
+        estimator._describe()
     return estimator
 
 
-def _sums(model: Model, tensors: dict[str, Tensor], rows: int) -> Statistics:
-    width = model.layer.out_features
-    if tensors["gram"].shape != (width, width) or len(tensors["projection"]) != width:
-        raise ValueError("the width does not agree with the sums")
-    return Statistics(tensors["gram"], tensors["projection"], tensors["square"][0], rows)
+def _kernel_from_json(kernel: Any) -> Any:
+    if isinstance(kernel, list):
+        return tuple(_kernel_from_json(own) for own in kernel)
+    if isinstance(kernel, str):
+        return kernel
+    return SPECTRA[kernel["type"]](**{k: v for k, v in kernel.items() if k != "type"})
 
 
-def _restore_intervals(state: dict[str, Tensor], columns: int) -> Intervals:
-    column, left, width = (state[f"extractor.0.{name}"] for name in ("column", "left", "width"))
-    whole = column.dtype == torch.int64 and column.ndim == 1 and bool(((column >= 0) & (column < columns)).all())
-    if not whole or column.shape != left.shape or column.shape != width.shape or not bool((width > 0).all()):
-        raise ValueError("the intervals do not agree with the columns")
+def _restore_columns(content: Json) -> Columns:
+    columns = []
+    for about in content["columns"]:
+        column = Column(**about)
+        for value, what in ((column.mean, "mean"), (column.missing, "share of missing values")):
+            _number(value, f"the {what} of column {column.name}")
+        _number(column.scale, f"the scale of column {column.name}", positive=True)
+        if column.categories is not None:
+            texts = tuple(column.categories)
+            _check(all(isinstance(c, str) for c in texts) and list(texts) == sorted(set(texts)), "categories")
+            shares = tuple(_number(s, "the share of a category") for s in column.shares)
+            _check(len(shares) == len(texts) > 0, "categories and their shares differ in number")
+            column = dataclasses.replace(column, categories=texts, shares=shares)
+        columns.append(column)
+    _check(0 < len(columns) == content["features"], "the number of columns")
+    return Columns(tuple(columns), _number(content["unseen"], "unseen", positive=True))
+
+
+def _restore_classes(content: Json) -> np.ndarray:
+    labels, kind = content["classes"], np.dtype(content["class_type"] if len(content["class_type"]) < 20 else "O").kind
+    _check(isinstance(labels, list) and len(labels) >= 2 and kind in "biufUO", "the classes")
+    classes = np.array(labels, dtype=object if kind == "O" else None)
+    if kind in "biuf":
+        classes = classes.astype(np.dtype(content["class_type"]))
+    _check(classes.ndim == 1 and len(np.unique(classes)) == len(classes), "the classes are not different")
+    return classes
+
+
+def _restore_mixture(about: Json, tensors: Tensors, estimator: Any, latent: int) -> Any:
+    """A mixture, from tensors whose shapes must follow from each other."""
+    columns: Columns = estimator.columns_
+    group = columns.group
+    extractors = _restore_networks(about["networks"], tensors, estimator)
+    deep = 0
+    if extractors is not None:
+        deep = int(estimator.hidden_layer_sizes[-1]) + len(group) - columns.plain
+    members = []
+    for number, own in enumerate(about["members"]):
+        network = own["network"]
+        _check(
+            network is None or (extractors is not None and network in range(about["networks"])), "a network is missing"
+        )
+        held = {k.partition(".")[2]: t for k, t in tensors.items() if k.partition(".")[0] == f"member{number}"}
+        inputs = len(group) if network is None else deep
+        head, target_map = _restore_head(own, held, inputs, latent, isinstance(estimator, StationaryClassifier))
+        members.append(Member(_number(own["weight"], "a weight", positive=True), head, network, target_map))
+    _check(0.999 < sum(member.weight for member in members) < 1.001, "the weights do not add up to 1")
+    judged = np.zeros(0)
+    if isinstance(estimator, StationaryClassifier):
+        return ClassMixture(members, extractors, judged)
+    return RegressionMixture(members, extractors, _restore_spread(about["spread"], tensors, len(group)), judged)
+
+
+def _restore_head(about: Json, tensors: Tensors, inputs: int, latent: int, classes: bool) -> tuple[Any, Any]:
+    """A head and, for regression, the map of its target."""
+    anchors, lengthscale, packed = tensors["anchors"], tensors["lengthscale"], tensors["gram"]
+    outputs = tensors["weights" if classes else "projection"]
+    size = len(anchors)
+    shapes = [(anchors, (size, inputs)), (lengthscale, (inputs,)), (packed, (size * (size + 1) // 2,))]
+    for value, shape in [*shapes, (outputs, (size, latent))]:
+        _check(value.dtype == torch.float64 and tuple(value.shape) == shape and size > 0, "a head's sizes do not agree")
+    _check(bool((lengthscale > 0).all()), "a lengthscale is not positive")
+    features = KernelFeatures(_kernel_from_json(about["kernel"]), lengthscale, anchors)
+    gram = torch.zeros(size, size, dtype=torch.float64, device=anchors.device)
+    gram[tuple(torch.tril_indices(size, size))] = packed
+    gram = gram + gram.tril(-1).mT
+    amplitude = _number(about["amplitude"], "an amplitude", positive=True)
+    if classes:
+        return SoftmaxHead(features, gram, amplitude, outputs), None
+    noise = _number(about["noise"], "a noise", positive=True)
+    sums = Sums(gram, outputs, _number(about["square"], "a sum"), _number(about["total"], "a sum", positive=True))
+    return GaussianHead(features, sums, amplitude, noise), _restore_map(about["map"])
+
+
+def _restore_map(about: Json) -> TargetMap:
+    _check(about["kind"] in ("identity", "log", "power"), f"the map {about['kind']!r} is not known")
+    numbers = {name: _number(value, f"{name} of the map") for name, value in about.items() if name != "kind"}
+    found = TargetMap(about["kind"], **numbers)
+    _check(found.scale > 0 and found.spread > 0 and 0 <= found.power <= 2, "the map's numbers")
+    return found
+
+
+def _restore_spread(about: Json, tensors: Tensors, inputs: int) -> Spread:
+    constant, mean_only = _number(about["constant"], "the spread"), bool(about["mean_only"])
+    if "spread.anchors" not in tensors:
+        return Spread(constant)
+    anchors, weights = tensors["spread.anchors"], tensors["spread.weights"]
+    width = 1 if mean_only else inputs + 1
+    _check(
+        tuple(anchors.shape) == (len(weights), width) and weights.ndim == 1 and len(weights) > 0, "the spread's sizes"
+    )
+    return Spread(constant, KernelFeatures(RBF(), torch.ones_like(anchors[0]), anchors), weights, mean_only)
+
+
+def _restore_networks(count: int, tensors: Tensors, estimator: Any) -> Extractors | None:
+    """Networks whose sizes are those of the tensors in the file."""
+    _check(isinstance(count, int) and not isinstance(count, bool) and count >= 0, "the number of networks")
+    if count == 0:
+        return None
+    columns: Columns = estimator.columns_
+    hidden = tuple(int(size) for size in estimator.hidden_layer_sizes)
+    modules: list[nn.Module] = []
+    for number in range(count):
+        state = {k.partition(".")[2]: t for k, t in tensors.items() if k.partition(".")[0] == f"network{number}"}
+        intervals = _restore_intervals(state, columns.plain)
+        widths = [columns.plain + len(intervals.column), *hidden]
+        layers = sorted((n for n in state if re.fullmatch(r"1\.\d+\.weight", n)), key=lambda n: int(n.split(".")[1]))
+        shapes = [tuple(state[name].shape) for name in layers]
+        _check(shapes == [(b, a) for a, b in itertools.pairwise(widths)], "a network's sizes do not agree")
+        generator = torch.Generator().manual_seed(0)
+        lengthscale = state["2.lengthscale"]
+        _check(lengthscale.numel() == 1 and bool((lengthscale > 0).all()), "a network's lengthscale")
+        module = scaled(make_extractor(intervals, columns.plain, hidden, generator), torch.ones_like(lengthscale))
+        module.load_state_dict(state)
+        modules.append(module.to(lengthscale.device).eval().requires_grad_(False))
+    return Extractors(modules, columns.plain, len(columns.columns))
+
+
+def _restore_intervals(state: Tensors, inputs: int) -> Intervals:
+    column, left, width = (state[f"0.{name}"] for name in ("column", "left", "width"))
+    whole = column.dtype == torch.int64 and column.ndim == 1 and bool(((column >= 0) & (column < inputs)).all())
+    right = whole and column.shape == left.shape == width.shape and bool((width > 0).all())
+    _check(right, "the intervals do not agree with the columns")
     return Intervals(column, left, width)
-
-
-def _restore_member(
-    estimator: Any, about: dict[str, Any], tensors: dict[str, Tensor], classes: int, rows: int
-) -> Member:
-    """A network and its posterior, from tensors whose shapes must agree with the parameters."""
-    state = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    beside = _restore_intervals(state, estimator.n_features_in_) if "extractor.0.column" in state else None
-    width = int(estimator.width)
-    if beside is not None and estimator.posterior == "closed_form":
-        width = min(width, TRAINED_WIDTH)
-    outputs = activations.resolve(estimator.activation).outputs
-    if len(state["layer.weight"]) != width // outputs:
-        raise ValueError("the width does not agree with the weights")
-    likelihood = Categorical() if classes > 1 else Gaussian()
-    options = {"kernel": _kernel_from_json(about["kernel"]), "width": width}
-    options["lengthscale"] = torch.ones_like(state["layer.log_lengthscale"])
-    model = estimator._network(estimator.n_features_in_, classes, likelihood, 0, beside, **options)
-    model.load_state_dict(state)
-    model.eval()
-    if estimator.posterior == "laplace":
-        x = torch.zeros(2, estimator.n_features_in_, dtype=torch.float64, device=model.layer.weight.device)
-        y = torch.arange(2, device=x.device) if classes > 1 else x[:, :1]
-        posterior: Any = Laplace(model, x, y)
-        posterior.state = [
-            tuple(tensors[f"laplace.{i}.{j}"] for j in range(len(part))) for i, part in enumerate(posterior.state)
-        ]
-    elif classes > 1:
-        options = {**about["draws"], "classes": classes}
-        posterior = ClosedFormClassifier.from_moments(model, tensors["mean"], tensors["factor"], **options)
-    else:
-        posterior = ClosedForm.from_statistics(model, _sums(model, tensors, rows), amplitude=about["amplitude"])
-    return Member(model, posterior, float(about["weight"]), int(about["group"]))

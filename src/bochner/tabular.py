@@ -10,7 +10,6 @@ from sklearn.model_selection import train_test_split
 from bochner import frames
 from bochner.activations import unknown
 from bochner.estimators import StationaryClassifier, StationaryRegressor
-from bochner.predictive import central_interval
 
 INPUTS = 2000  # most numbers that a row may become
 SMALLEST = 10  # rows
@@ -54,7 +53,8 @@ def predict_table(estimator: Any, encoder: frames.Encoder, frame: Any, coverage:
         p = estimator.predict_proba(x)
         return dict(zip(names, (estimator.classes_[p.argmax(1)], *p.T, *unlike), strict=True))
     mean, std = estimator.predict(x, return_std=True)
-    return dict(zip(names, (mean, std, *central_interval(mean, std, coverage), *unlike), strict=True))
+    low, high = estimator.predict_interval(x, coverage).T
+    return dict(zip(names, (mean, std, low, high, *unlike), strict=True))
 
 
 def _read(path: Path, target: str, dropped: tuple[str, ...], task: str) -> tuple[Any, np.ndarray, str]:

@@ -123,9 +123,8 @@ class Stationary(BaseEstimator):
         if categorical:
             table: Any = X.reset_index(drop=True)
         else:
-            table = check_array(
-                X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2, estimator=self
-            )
+            options: Any = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": 2}
+            table = check_array(X, estimator=self, **options)
         if len(table) != len(y):
             raise ValueError(f"X and y must have the same number of rows, got {len(table)} and {len(y)} instead.")
         if len(table) < 2:
@@ -212,8 +211,8 @@ def _take(table: Any, rows: np.ndarray) -> Any:
 def merge_equal_rows(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows that agree in everything as one row: the number of the first of each, and the sum of their weights.
 
-    They come in an order that depends on their values alone. A fit then depends neither on the order of rows nor on whether a row is
-    repeated or weighs more, and no row judges a member that has learnt from its double.
+    They come in an order that depends on their values alone. A fit then depends neither on the order of rows nor on whether a row
+    is repeated or weighs more, and no row judges a member that has learnt from its double.
     """
     both = np.ascontiguousarray(np.column_stack([x, y.reshape(len(y), -1)]).astype(np.float64) + 0.0)  # −0 becomes 0
     both[np.isnan(both)] = np.nan  # one pattern of bits

@@ -1,7 +1,7 @@
 """A mixture for classes, from rows to members.
 
-1. An isotropic head on the columns for every kernel. Its lengthscale and amplitude are those under which rows are most probable that
-   are left out one by one, in closed form, on a grid of factors of two that is climbed from its middle.
+1. An isotropic head on the columns for every kernel. Its lengthscale and amplitude are those under which rows are most probable
+   that are left out one by one, in closed form, on a grid of factors of two that is climbed from its middle.
 2. From ``network_rows`` rows on, heads on trained networks, whose lengthscale and amplitude are chosen by rows that the
    networks have not learnt from.
 3. Weights, by rows that members have not learnt from.

@@ -3,8 +3,8 @@
 - A number is standardised. A missing one is put at the mean, and where some were missing in training a further input says which.
 - A boolean is a number. A category, of pandas' own type or text, becomes an input for each of its values, scaled so that the column
   as a whole counts as much as a number does. A missing category is one more category.
-- Something that was never seen in training, a new category or a missing value in a column that was complete, lies far from everything
-  that was: as far as a value seen in ``unseen_rows`` of the rows would lie.
+- Something that was never seen in training, a new category or a missing value in a column that was complete, lies far from
+  everything that was: as far as a value seen in ``unseen_rows`` of the rows would lie.
 """
 
 import math

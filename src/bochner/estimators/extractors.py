@@ -53,6 +53,8 @@ class Extractors:
 class _Scale(nn.Module):
     """Division by a lengthscale that was learnt."""
 
+    lengthscale: Tensor
+
     def __init__(self, lengthscale: Tensor) -> None:
         super().__init__()
         self.register_buffer("lengthscale", lengthscale)

@@ -82,10 +82,11 @@ class GaussianHead:
     mean: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        precision = self.sums.gram / self.noise**2
-        precision.diagonal().add_(self.amplitude**-2)
-        self.factor = torch.linalg.cholesky(precision)
-        self.mean = torch.cholesky_solve(self.sums.projection / self.noise**2, self.factor)
+        with one_thread():  # the same bits wherever it is made
+            precision = self.sums.gram / self.noise**2
+            precision.diagonal().add_(self.amplitude**-2)
+            self.factor = torch.linalg.cholesky(precision)
+            self.mean = torch.cholesky_solve(self.sums.projection / self.noise**2, self.factor)
 
     def update(self, rows: Rows) -> "GaussianHead":
         """The posterior after more rows: exactly that of all rows so far, given the anchors."""
@@ -176,7 +177,9 @@ class SoftmaxHead:
     factor: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.factor = _bound(self.gram, self.amplitude)
+        with one_thread():  # the same bits wherever it is made
+            self.factor = _bound(self.gram, self.amplitude)
+        self.weights = self.weights.contiguous()
 
     @classmethod
     def fit(cls, features: KernelFeatures, rows: Rows, amplitude: float, start: Tensor | None = None) -> "SoftmaxHead":
@@ -256,9 +259,9 @@ def find_mode(
 def left_out_latent(phi: Tensor, rows: Rows, weights: Tensor, amplitude: float) -> Tensor:
     r"""The latent functions at every row as if it had not been learnt from, (n, 1) or (n, c).
 
-    One Newton step away from the mode: $f_{-i} = f_i - V_i\, g_i$, with the gradient $g_i$ of the row's log likelihood, its curvature
-    $h_i$, the posterior variance $S_i$ and $V_i = S_i / (1 - S_i h_i)$ (Vehtari et al., 2016). With more than two classes each
-    function is taken by itself.
+    One Newton step away from the mode: $f_{-i} = f_i - V_i\, g_i$, with the gradient $g_i$ of the row's log likelihood, its
+    curvature $h_i$, the posterior variance $S_i$ and $V_i = S_i / (1 - S_i h_i)$ (Vehtari et al., 2016). With more than two
+    classes each function is taken by itself.
     """
     latent = phi @ weights
     _, residual = _fit_and_residual(latent, rows.y)

@@ -3,11 +3,13 @@ r"""A stationary prior as features: what a head of infinite width sees of a row.
 A layer of stationary units and an output layer with weights N(0, a²/K) is, at infinite width, a Gaussian process with covariance
 $a^2\kappa(x - x')$. Conditioned on its values at *anchors* $z_1, \dots, z_M$ it is a linear model with M features,
 
-$$ f(x) = \phi(x)^\top w + r(x), \qquad \phi(x) = L^{-1}\kappa(Z, x), \qquad LL^\top = \kappa(Z, Z), \qquad w \sim \mathrm{N}(0, a^2 I), $$
+$$ f(x) = \phi(x)^\top w + r(x), \quad \phi(x) = L^{-1}\kappa(Z, x), \quad LL^\top = \kappa(Z, Z), $$
 
-and a rest $r$ of variance $a^2(1 - \lVert\phi(x)\rVert^2)$, which is none at the anchors and all of it far from them. Where every row
-is an anchor nothing is lost: this is the process itself. Otherwise the rest is left out of what rows teach about w, and added to
-the variance of every prediction (the 'deterministic training conditional' of Quiñonero-Candela and Rasmussen, 2005).
+$w \sim \mathrm{N}(0, a^2 I)$,
+
+and a rest $r$ of variance $a^2(1 - \lVert\phi(x)\rVert^2)$, which is none at the anchors and all of it far from them. Where every
+row is an anchor nothing is lost: this is the process itself. Otherwise the rest is left out of what rows teach about w, and added
+to the variance of every prediction (the 'deterministic training conditional' of Quiñonero-Candela and Rasmussen, 2005).
 """
 
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from bochner.estimators.threads import one_thread
 from bochner.spectra import Spectrum
 
 JITTER = 1e-8  # of the prior variance 1: keeps κ(Z, Z) positive definite where anchors lie close together
@@ -47,9 +50,10 @@ class KernelFeatures:
     factor: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        matrix = correlation(self.spectrum, self.anchors, self.anchors)
-        matrix.diagonal().add_(JITTER)
-        self.factor = torch.linalg.cholesky(matrix)
+        with one_thread():  # the same bits wherever it is made
+            matrix = correlation(self.spectrum, self.anchors, self.anchors)
+            matrix.diagonal().add_(JITTER)
+            self.factor = torch.linalg.cholesky(matrix)
 
     @classmethod
     def at(cls, spectrum: Spectrum, lengthscale: Tensor, x: Tensor) -> "KernelFeatures":

@@ -170,3 +170,10 @@ def kept_members(members: list[Member], floor: float) -> list[Member]:
     for member in kept:
         member.weight /= total
     return kept
+
+
+def describe(members: Sequence[Member]) -> str:
+    """How many members stand on the columns and how many on networks, and what they count for."""
+    kinds = {"the columns": [m.weight for m in members if m.network is None]}
+    kinds["networks"] = [m.weight for m in members if m.network is not None]
+    return ", ".join(f"{len(weights)} on {kind} ({sum(weights):.2f})" for kind, weights in kinds.items() if weights)

@@ -310,7 +310,7 @@ def _deep_at(table: _Table, own: TargetMap, deep: list[Tensor], scale: float, le
     mean, std, left = (torch.cat(part) for part in zip(*(p.judge(noise, amplitude) for p in parts), strict=True))
     at = plan.judging
     score = float((rows.weight[at] * normal_log_density(rows.y[at, 0], mean, std)).sum())
-    heads = [
+    heads: list[tuple[int | None, GaussianHead]] = [
         (number, GaussianHead(part.features, total, amplitude, noise))
         for number, (part, total) in enumerate(zip(parts, totals, strict=True))
     ]

@@ -57,7 +57,8 @@ class StationaryRegressor(RegressorMixin, Stationary):
         if y is None:
             raise ValueError("This StationaryRegressor requires y to be passed, but the target y is None.")
         try:
-            y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self, ensure_min_samples=1)
+            options: Any = {"ensure_2d": False, "dtype": np.float64, "input_name": "y"}
+            y = check_array(y, estimator=self, **options)
         except ValueError as error:
             if "could not convert string" in str(error):
                 message = f"The y parameter must hold numbers ({error}); for classes use StationaryClassifier."

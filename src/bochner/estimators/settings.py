@@ -8,8 +8,8 @@ from dataclasses import dataclass
 class Settings:
     """The constants of a fit.
 
-    They were chosen on the 27 tables of ``suite`` and on inner splits of the paper's sets (docs/default.md), never on the folds that
-    results are shown for.
+    They were chosen on the 27 tables of ``suite`` and on inner splits of the paper's sets (docs/default.md), never on the paper's
+    test folds.
 
     Attributes:
         folds: Parts of the rows. Each is predicted by members that have not learnt from it, and so judges them; a network is

@@ -1,9 +1,9 @@
 r"""A spread of its own for every row: where rows were less or more certain than the mixture said.
 
 Let $u_i$ be the normal score of a row's target under the mixture of members that have not seen it: standard normal if the
-mixture is right. A head for its log standard deviation, $u_i \sim \mathrm{N}(0, e^{2h(x_i)})$, $h = c + \phi(x)^\top v$, is the mode of
-a convex log posterior. At a new row all standard deviations of the mixture are multiplied by $e^{h(x)}$. Far from the data $\phi$
-vanishes and $e^c$ is left, which is near 1.
+mixture is right. A head for its log standard deviation, $u_i \sim \mathrm{N}(0, e^{2h(x_i)})$, $h = c + \phi(x)^\top v$, is the
+mode of a convex log posterior. At a new row all standard deviations of the mixture are multiplied by $e^{h(x)}$. Far from the data
+$\phi$ vanishes and $e^c$ is left, which is near 1.
 """
 
 import math

@@ -196,7 +196,9 @@ def tune(
 
 @torch.no_grad()
 def left_out(rows: Rows, spectrum: Spectrum, group: Tensor, point: Hyperparameters) -> tuple[Tensor, Tensor]:
-    r"""Mean and variance of y at every row given all the others, (n, c) and (n,): $y - [C^{-1}y]_i / [C^{-1}]_{ii}$ and $1 / [C^{-1}]_{ii}$.
+    r"""Mean and variance of y at every row given all the others, (n, c) and (n,).
+
+    $$ y_i - [C^{-1}y]_i / [C^{-1}]_{ii}, \qquad 1 / [C^{-1}]_{ii} $$
 
     The variance is that of a single new row: one that stands for several is left out as a whole.
     """

@@ -1,32 +1,31 @@
-"""The sections of a report on one fitted estimator: its data, how well it predicts, how sure it is, and the prior it has."""
+"""The sections of a report on one fitted estimator: its data, how well it predicts, how sure it is, and what it is made of."""
 
-import math
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sklearn.utils.validation import check_is_fitted
 
 from bochner import metrics
-from bochner.committee import describe
 from bochner.estimators import StationaryClassifier, StationaryRegressor
-from bochner.evaluation import class_metrics, regression_metrics
-from bochner.layers import StationaryLayer
-from bochner.predictive import central_interval
+from bochner.estimators.members import Member, describe
+from bochner.estimators.targets import TargetMap
+from bochner.evaluation import class_metrics, mixture_metrics, regression_metrics
 from bochner.reports.page import Section, Table
+from bochner.spectra import Spectrum
 
 Arrays = tuple[np.ndarray, np.ndarray]  # rows (n, d) and targets (n,)
 
 SHOWN = 30  # columns or classes in a table
 POINTS = 300  # rows in a figure
+SHUFFLED = 300  # rows whose columns are shuffled to see which matters
 CURVES = 8  # classes in a figure
 BINS = 10  # of confidence
 LEVELS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 MOVED = 5.0  # standard deviations
-SEED = 0  # of the directions and of the draws from the prior
-BLUE, RED, GREEN, GREY = "#4472b5", "#d3434e", "#2aab61", "#8a8f98"
+SEED = 0  # of the directions and of the orders in which columns are shuffled
+BLUE, RED, GREY = "#4472b5", "#d3434e", "#8a8f98"
 
 
 def _g(value: float) -> str:
@@ -69,7 +68,7 @@ def _legend(figure: Figure) -> None:
 def _data(train: np.ndarray, test: np.ndarray, columns: list[str]) -> Section:
     table: Table = [["column", "min", "median", "max", "std"]]
     for name, values in list(zip(columns, train.T, strict=True))[:SHOWN]:
-        table.append([name, *(_g(float(f(values))) for f in (np.min, np.median, np.max, np.std))])
+        table.append([name, *(_g(float(f(values))) for f in (np.nanmin, np.nanmedian, np.nanmax, np.nanstd))])
     text = f"{len(train):,} rows to learn from, {len(test):,} held out, {len(columns):,} columns. The table is of the former."
     return Section("Data", text + _first("columns", len(columns)), table)
 
@@ -92,18 +91,19 @@ def _target(estimator: Any, train: np.ndarray, test: np.ndarray, target: str) ->
 # ---------------------------------------------------------------------- regression
 
 
-def _regression_row(y: np.ndarray, mean: np.ndarray, std: np.ndarray) -> list[str]:
-    found = regression_metrics(y, mean, std)
+def _regression_row(found: dict[str, float]) -> list[str]:
     r2 = f"{found['r2']:.3f}".replace("-", "−") if "r2" in found else "—"
     return [_g(found["rmse"]), _g(found["nlpd"]), r2, _percent(found["coverage_90"]), _g(found["width_90"])]
 
 
-def _regression_metrics(y: np.ndarray, mean: np.ndarray, std: np.ndarray, train: np.ndarray) -> Section:
-    known = (np.full_like(mean, train.mean()), np.full_like(std, train.std()))
+def _regression_metrics(estimator: StationaryRegressor, test: Arrays, train: np.ndarray) -> Section:
+    X, y = test
+    ours = mixture_metrics(y, estimator.predict(X), estimator.log_prob(X, y), estimator.predict_interval(X, 0.9))
+    known = regression_metrics(y, np.full(len(y), train.mean()), np.full(len(y), train.std()))
     table = [
         ["", "RMSE", "NLPD", "R²", "90 % interval covers", "its mean width"],
-        ["this model", *_regression_row(y, mean, std)],
-        ["mean of the training rows", *_regression_row(y, *known)],
+        ["this model", *_regression_row(ours)],
+        ["mean of the training rows", *_regression_row(known)],
     ]
     text = (
         "On the held-out rows, in units of the target. RMSE and NLPD (negative log predictive density): lower is better; R²: "
@@ -112,9 +112,12 @@ def _regression_metrics(y: np.ndarray, mean: np.ndarray, std: np.ndarray, train:
     return Section("Held-out rows", text, table)
 
 
-def _interval_calibration(y: np.ndarray, mean: np.ndarray, std: np.ndarray) -> Section:
-    """Observed coverage of central intervals; Gaussian ones, as ``predict_interval`` gives them."""
-    observed = [metrics.coverage(y, *central_interval(mean, std, level)) for level in LEVELS]
+def _interval_calibration(estimator: StationaryRegressor, test: Arrays) -> Section:
+    """Observed coverage of central intervals, those of ``predict_interval``."""
+    X, y = test
+    half = np.array(LEVELS) / 2
+    ends = estimator.predict_quantiles(X, np.concatenate([0.5 - half, 0.5 + half])).reshape(len(y), 2, len(LEVELS))
+    observed = [metrics.coverage(y, ends[:, 0, k], ends[:, 1, k]) for k in range(len(LEVELS))]
     figure, axes = _panel(height=4.2)
     axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="perfect")
     axes.plot(LEVELS, observed, "o-", color=BLUE, markersize=4, label="this model")
@@ -128,12 +131,14 @@ def _interval_calibration(y: np.ndarray, mean: np.ndarray, std: np.ndarray) -> S
     return Section("Calibration", text, table, (figure,), ("Observed against nominal coverage of central intervals.",))
 
 
-def _sorted_figure(y: np.ndarray, mean: np.ndarray, std: np.ndarray, target: str) -> Figure:
+def _sorted_figure(estimator: StationaryRegressor, test: Arrays, target: str) -> Figure:
+    X, y = test
+    mean = estimator.predict(X)
     order = np.argsort(mean, kind="stable")
     order = order[np.linspace(0, len(order) - 1, min(len(order), POINTS)).astype(int)]
     figure, axes = _panel()
     place = np.arange(len(order))
-    lower, upper = central_interval(mean[order], std[order], 0.9)
+    lower, upper = estimator.predict_interval(X[order], 0.9).T
     axes.fill_between(place, lower, upper, color=BLUE, alpha=0.25, linewidth=0, label="90 % band")
     axes.plot(place, mean[order], color=BLUE, linewidth=1.2, label="prediction")
     axes.plot(place, y[order], ".", color="#22252a", markersize=3.5, label="observed")
@@ -195,35 +200,48 @@ def _reliability(y: np.ndarray, p: np.ndarray) -> Section:
 # ---------------------------------------------------------------------- away from the data
 
 
-def _sharpest(estimator: Any, X: np.ndarray) -> int:
-    """The column along which the prior varies fastest, of those that vary; the first under hidden layers."""
-    varies = np.ptp(X, axis=0) > 0
-    if not hasattr(estimator, "lengthscale_") or not varies.any():
-        return int(np.argmax(varies))
-    return int(np.argmin(np.where(varies, estimator.lengthscale_ / estimator.x_scale_, np.inf)))
+def _answers(estimator: Any, X: np.ndarray) -> np.ndarray:
+    """What the estimator says of each row: means, (n,), or class probabilities, (n, c)."""
+    return estimator.predict(X) if isinstance(estimator, StationaryRegressor) else estimator.predict_proba(X)
+
+
+def _most_used(estimator: Any, train: np.ndarray, test: np.ndarray) -> int:
+    """The column whose values, shuffled among the test rows, change the predictions most; of those that vary in training.
+
+    The change is the mean absolute one, of the prediction or of the class probabilities.
+    """
+    rng = np.random.default_rng(SEED)
+    rows = test[:SHUFFLED]
+    before, changes = _answers(estimator, rows), np.full(train.shape[1], -1.0)
+    for column in np.nonzero(np.nanmax(train, axis=0) > np.nanmin(train, axis=0))[0]:
+        shuffled = rows.copy()
+        shuffled[:, column] = rng.permutation(rows[:, column])
+        changes[column] = np.abs(_answers(estimator, shuffled) - before).mean()
+    return int(np.argmax(changes))
 
 
 def _slice(X: np.ndarray, column: int) -> tuple[np.ndarray, float, float]:
     """Rows along a column from 1.5 ranges below its range to 1.5 above, the others at their median; and the range itself."""
-    low, high = float(X[:, column].min()), float(X[:, column].max())
+    low, high = float(np.nanmin(X[:, column])), float(np.nanmax(X[:, column]))
     span = high - low or 1.0
-    rows = np.tile(np.median(X, axis=0), (POINTS, 1))
+    rows = np.tile(np.nanmedian(X, axis=0), (POINTS, 1))
     rows[:, column] = np.linspace(low - 1.5 * span, high + 1.5 * span, POINTS)
     return rows, low, high
 
 
-def _slice_figure(estimator: Any, train: Arrays, columns: list[str], target: str) -> tuple[Figure, str]:
+def _slice_figure(
+    estimator: Any, train: Arrays, test: np.ndarray, columns: list[str], target: str
+) -> tuple[Figure, str]:
     """The prediction along one column, inside its training range and outside, and a caption."""
-    column = _sharpest(estimator, train[0])
+    column = _most_used(estimator, train[0], test)
     rows, low, high = _slice(train[0], column)
     figure, axes = _panel()
     axes.axvspan(low, high, color=GREY, alpha=0.15, linewidth=0, label="training range")
     grid = rows[:, column]
     if isinstance(estimator, StationaryRegressor):
-        mean, std = estimator.predict(rows, return_std=True)
-        lower, upper = central_interval(mean, std, 0.9)
+        lower, upper = estimator.predict_interval(rows, 0.9).T
         axes.fill_between(grid, lower, upper, color=BLUE, alpha=0.25, linewidth=0, label="90 % band")
-        axes.plot(grid, mean, color=BLUE, label="prediction")
+        axes.plot(grid, estimator.predict(rows), color=BLUE, label="prediction")
         if len(columns) == 1:
             axes.plot(
                 train[0][:POINTS, 0], train[1][:POINTS], ".", color="#22252a", markersize=3.5, label="training rows"
@@ -241,25 +259,28 @@ def _slice_figure(estimator: Any, train: Arrays, columns: list[str], target: str
     axes.set_xlabel(_short(columns[column]))
     _legend(figure)
     rest = " Other columns are at their median." if len(columns) > 1 else ""
+    if len(columns) > 1:
+        rest += " It is the column whose values, shuffled among the held-out rows, change the predictions most."
     caption = f"Along {columns[column]}: {shown}, inside the training range (shaded) and 1.5 ranges beyond.{rest}"
     return figure, caption
 
 
-def _predictions(estimator: Any, train: Arrays, columns: list[str], target: str, held: Figure | None) -> Section:
-    figure, caption = _slice_figure(estimator, train, columns, target)
-    text = "Away from the data the model goes back to its prior, {}; the wider the network, the closer."
-    if held is None:
+def _predictions(estimator: Any, train: Arrays, test: Arrays, columns: list[str], target: str) -> Section:
+    figure, caption = _slice_figure(estimator, train, test[0], columns, target)
+    text = "Away from the data the model goes back to its prior, {}."
+    if not isinstance(estimator, StationaryRegressor):
         text = text.format("under which all classes are equally probable")
         return Section("Predictions", text, None, (figure,), (caption,))
     first = f"Held-out rows in the order of their prediction, at most {POINTS}, with 90 % bands."
+    held = _sorted_figure(estimator, test, target)
     return Section("Predictions", text.format("so that its band widens"), None, (held, figure), (first, caption))
 
 
-def _unlike(estimator: Any, test: np.ndarray) -> Section:
+def _unlike(estimator: Any, train: np.ndarray, test: np.ndarray) -> Section:
     """Scores of the held-out rows and of the same rows moved away."""
     direction = np.random.default_rng(SEED).standard_normal(test.shape)
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-    rows = {"held out": test, "moved away": test + MOVED * direction * estimator.x_scale_}
+    rows = {"held out": test, "moved away": test + MOVED * direction * np.nanstd(train, axis=0)}
     scores, threshold = {name: estimator.ood_score(own) for name, own in rows.items()}, estimator.ood_threshold_
     low = max(min(own.min() for own in scores.values()), 1e-8)
     edges = np.geomspace(low, max(2 * low, 1.0), 41)
@@ -275,61 +296,48 @@ def _unlike(estimator: Any, test: np.ndarray) -> Section:
     text = (
         f"The score is the share of the prior variance that the training rows leave: 0 among them, 1 far away. Rows above "
         f"{_g(threshold)} are flagged; of rows like the training data {_percent(estimator.false_alarm)} should be. "
-        f"Moved away: the held-out rows, each {MOVED:g} standard deviations off in a random direction."
+        f"Moved away: the held-out rows, each {MOVED:g} standard deviations of the training columns off in a random direction."
     )
     return Section("Rows unlike the training data", text, table, (figure,), ("Scores of both kinds of rows.",))
 
 
-# ---------------------------------------------------------------------- the prior
+# ---------------------------------------------------------------------- what it is made of
 
 
-def _prior_figure(estimator: Any) -> Figure:
-    """The kernel against distance, and draws from the prior in one dimension; distances in lengthscales."""
-    layer = estimator.model_.layer
-    kernel, scale = layer.induced_kernel(), layer.lengthscale.detach()
-    r = torch.linspace(0, 5, 201, dtype=torch.float64, device=scale.device)
-    x = torch.zeros(len(r), layer.in_features, dtype=torch.float64, device=scale.device)
-    x[:, 0] = r * scale.reshape(-1)[0]
-    figure = Figure(figsize=(5.8, 5.4), layout="constrained")
-    above, below = (_plain(axes) for axes in figure.subplots(2, 1))
-    above.plot(r.cpu(), kernel(x[:1], x)[0].cpu(), color=BLUE)
-    above.set(xlabel="distance, in lengthscales", ylabel="correlation", xlim=(0, 5))
-    grid = torch.linspace(-5, 5, 401, dtype=torch.float64)[:, None]
-    for number, color in enumerate((BLUE, RED, GREEN)):
-        generator = torch.Generator().manual_seed(SEED + number)
-        options: Any = {"kernel": layer.spectrum, "activation": layer.activation, "dtype": torch.float64}
-        own = StationaryLayer(1, layer.out_features, frequencies="sobol", generator=generator, **options)
-        weight = torch.randn(layer.out_features, generator=generator, dtype=torch.float64) / math.sqrt(
-            layer.out_features
+def _kernel_name(spectrum: Spectrum) -> str:
+    nu = getattr(spectrum, "nu", None)
+    return type(spectrum).__name__ if nu is None else f"{type(spectrum).__name__}, ν = {nu:g}"
+
+
+def _lengthscale(member: Member) -> str:
+    """The lengthscale that all inputs of a member share, or that they have one for each column."""
+    own = member.head.features.lengthscale
+    return _g(float(own[0])) if bool((own == own[0]).all()) else "one for each column"
+
+
+def _target_map(own: TargetMap) -> str:
+    return {"identity": "as it is", "log": "its logarithm"}.get(own.kind, f"Yeo–Johnson, λ = {own.power:.2f}")
+
+
+def _model(estimator: Any) -> Section:
+    """The members of the mixture, and the two numbers that say how sure a regression can be."""
+    regression = isinstance(estimator, StationaryRegressor)
+    members = (estimator.mixtures_[0] if regression else estimator.mixture_).members
+    table: Table = [["stands on", "kernel", "lengthscale", *(["target"] if regression else []), "weight"]]
+    for member in members:
+        line = ["columns" if member.network is None else "networks", _kernel_name(member.head.features.spectrum)]
+        target = [_target_map(member.map)] if regression else []
+        table.append([*line, _lengthscale(member), *target, f"{member.weight:.2f}"])
+    text = (
+        f"The prediction is a mixture of heads with stationary priors: {describe(members)}, their share in brackets. Lengthscales "
+        "are in standard deviations of the columns; on networks, in units of what these make of them."
+    )
+    if regression:
+        text += (
+            f" The prior standard deviation, which predictions far from the data have, is {_g(estimator.prior_std_)}; that of the "
+            f"noise is {_g(estimator.noise_)}. Both are in units of the target."
         )
-        with torch.no_grad():
-            below.plot(grid[:, 0], estimator.amplitude_ * (own(grid) @ weight), color=color, linewidth=1.2)
-    below.set(xlabel="x, in lengthscales", ylabel="f(x)", xlim=(-5, 5))
-    return figure
-
-
-def _prior(estimator: Any, columns: list[str]) -> Section:
-    layer, figure = estimator.model_.layer, _prior_figure(estimator)
-    text = ""
-    if len(estimator.members_) > 1:
-        text = f"The prediction is a mixture of networks: {describe(estimator.members_)}, weights in brackets. Here is the first. "
-    text += (
-        f"Kernel {layer.spectrum}, activation {layer.activation.name}, width {layer.out_features:,}, prior standard deviation "
-        f"of f: {_g(estimator.amplitude_)} (in standardised units). "
-    )
-    captions = ("Above the kernel, below three draws from the prior, in one dimension.",)
-    if not hasattr(estimator, "lengthscale_"):
-        layers = ", ".join(map(str, estimator.hidden))
-        text += f"It stands on what the hidden layers ({layers}) make of the columns, so these have no lengthscales of their own."
-        return Section("Prior", text, None, (figure,), captions)
-    fitted = estimator.lengthscale_ / estimator.x_scale_
-    table: Table = [["column", "start, in std", "fitted, in std", "fitted, in units"]]
-    for name, relative, own in list(zip(columns, fitted, estimator.lengthscale_, strict=True))[:SHOWN]:
-        table.append([name, _g(math.sqrt(len(columns))), _g(relative), _g(own)])
-    text += (
-        "A column matters more the shorter its lengthscale; a long one says that the target hardly changes along it."
-    )
-    return Section("Prior", text + _first("columns", len(columns)), table, (figure,), captions)
+    return Section("Model", text, table)
 
 
 # ---------------------------------------------------------------------- all of it
@@ -370,19 +378,17 @@ def model_sections(
     """
     _check(estimator, train, test, columns)
     start = [_data(train[0], test[0], columns), _target(estimator, train[1], test[1], target)]
-    X, y = test
-    held: Figure | None = None
     if isinstance(estimator, StationaryRegressor):
-        mean, std = estimator.predict(X, return_std=True)
-        scores = [_regression_metrics(y, mean, std, train[1]), _interval_calibration(y, mean, std)]
-        held = _sorted_figure(y, mean, std, target)
+        scores = [_regression_metrics(estimator, test, train[1]), _interval_calibration(estimator, test)]
     else:
+        X, y = test
         known = np.isin(y, estimator.classes_)
         if not known.any():
             raise ValueError("The test parameter must hold rows of classes that were learned, got none.")
-        X, labels = X[known], np.searchsorted(estimator.classes_, y[known])
+        test = X[known], y[known]
+        labels = np.searchsorted(estimator.classes_, test[1])
         shares = np.array([np.mean(train[1] == label) for label in estimator.classes_])
-        p = estimator.predict_proba(X)
+        p = estimator.predict_proba(test[0])
         scores = [_class_metrics(labels, p, shares, int((~known).sum())), _reliability(labels, p)]
-    away = [_predictions(estimator, train, columns, target, held), _unlike(estimator, X)]
-    return [*start, *scores, *away, _prior(estimator, columns)]
+    away = [_predictions(estimator, train, test, columns, target), _unlike(estimator, train[0], test[0])]
+    return [*start, *scores, *away, _model(estimator)]
