@@ -30,6 +30,7 @@ from bochner.estimators.extractors import Extractors, make_extractor, scaled
 from bochner.estimators.heads import GaussianHead, SoftmaxHead, Sums
 from bochner.estimators.kernel_features import KernelFeatures
 from bochner.estimators.members import Member
+from bochner.estimators.novelty import Novelty
 from bochner.estimators.regression import RegressionMixture
 from bochner.estimators.spread import Spread
 from bochner.estimators.targets import TargetMap
@@ -114,6 +115,9 @@ def _content_of(estimator: Any) -> tuple[Json, Tensors]:
         own, more = _mixture_to_parts(mixture)
         described.append(own)
         tensors |= {f"{number}.{name}": value for name, value in more.items()}
+    novelty = estimator.novelty_
+    tensors |= {"novelty.factor": _packed(novelty.factor)}
+    tensors |= {"novelty.left": novelty.left, "novelty.leverage": novelty.leverage}
     content: Json = {
         "format": FORMAT,
         "bochner": bochner.__version__,
@@ -267,6 +271,7 @@ def _restore(content: Json, tensors: Tensors, device: str) -> Any:
     estimator.ood_threshold_ = _number(content["ood_threshold"], "ood_threshold")
     place = torch.device(estimator._device())
     held = {name: value.to(place) for name, value in tensors.items()}
+    estimator.novelty_ = _restore_novelty(held, len(estimator.columns_.group))
     latent = 1
     if isinstance(estimator, StationaryClassifier):
         estimator.classes_ = _restore_classes(content)
@@ -341,10 +346,10 @@ def _restore_mixture(about: Json, tensors: Tensors, estimator: Any, latent: int)
         head, target_map = _restore_head(own, held, inputs, latent, isinstance(estimator, StationaryClassifier))
         members.append(Member(_number(own["weight"], "a weight", positive=True), head, network, target_map))
     _check(0.999 < sum(member.weight for member in members) < 1.001, "the weights do not add up to 1")
-    judged = np.zeros(0)
+    nobody = np.zeros(0), torch.zeros(0, dtype=torch.int64)  # the rows that judged are not kept
     if isinstance(estimator, StationaryClassifier):
-        return ClassMixture(members, extractors, judged)
-    return RegressionMixture(members, extractors, _restore_spread(about["spread"], tensors, len(group)), judged)
+        return ClassMixture(members, extractors, *nobody)
+    return RegressionMixture(members, extractors, _restore_spread(about["spread"], tensors, len(group)), *nobody)
 
 
 def _restore_head(about: Json, tensors: Tensors, inputs: int, latent: int, classes: bool) -> tuple[Any, Any]:
@@ -357,9 +362,8 @@ def _restore_head(about: Json, tensors: Tensors, inputs: int, latent: int, class
         _check(value.dtype == torch.float64 and tuple(value.shape) == shape and size > 0, "a head's sizes do not agree")
     _check(bool((lengthscale > 0).all()), "a lengthscale is not positive")
     features = KernelFeatures(_kernel_from_json(about["kernel"]), lengthscale, anchors)
-    gram = torch.zeros(size, size, dtype=torch.float64, device=anchors.device)
-    gram[tuple(torch.tril_indices(size, size))] = packed
-    gram = gram + gram.tril(-1).mT
+    lower = _unpacked(packed, size)
+    gram = lower + lower.tril(-1).mT
     amplitude = _number(about["amplitude"], "an amplitude", positive=True)
     if classes:
         return SoftmaxHead(features, gram, amplitude, outputs), None
@@ -374,6 +378,23 @@ def _restore_map(about: Json) -> TargetMap:
     found = TargetMap(about["kind"], **numbers)
     _check(found.scale > 0 and found.spread > 0 and 0 <= found.power <= 2, "the map's numbers")
     return found
+
+
+def _unpacked(packed: Tensor, size: int) -> Tensor:
+    """A lower triangle from its entries, row by row."""
+    matrix = torch.zeros(size, size, dtype=torch.float64, device=packed.device)
+    matrix[tuple(torch.tril_indices(size, size))] = packed
+    return matrix
+
+
+def _restore_novelty(tensors: Tensors, inputs: int) -> Novelty:
+    packed, left, leverage = (tensors[f"novelty.{name}"] for name in ("factor", "left", "leverage"))
+    right = tuple(packed.shape) == ((inputs + 1) * (inputs + 2) // 2,) and left.ndim == leverage.ndim == 1
+    _check(right and len(left) > 0 < len(leverage), "the sizes of the score")
+    _check(bool((left.diff() >= 0).all()) and bool((leverage.diff() >= 0).all()), "the score's values are not sorted")
+    factor = _unpacked(packed, inputs + 1)
+    _check(bool((factor.diagonal() > 0).all()), "the score's factor")
+    return Novelty(factor, left, leverage)
 
 
 def _restore_spread(about: Json, tensors: Tensors, inputs: int) -> Spread:

@@ -18,6 +18,7 @@ from bochner import spectra
 from bochner.activations import unknown
 from bochner.estimators.columns import Columns, as_codes, is_category
 from bochner.estimators.members import Inputs, Task, pieces
+from bochner.estimators.novelty import Novelty
 from bochner.estimators.settings import Settings
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -182,15 +183,18 @@ class Stationary(BaseEstimator):
     # ------------------------------------------------------------------ rows unlike the training data
 
     def ood_score(self, X: Any) -> np.ndarray:
-        """How little the model knows about each row: 0 like the training data, 1 like nothing seen.
+        """How strange each row is: from 0, like most of the training data, to 1, like nothing seen.
 
-        It is the share of the prior variance that the training rows leave there, averaged over the members by what they count
-        for. Of rows like the training data a share of ``false_alarm`` has a score above ``ood_threshold_``.
+        A score of 0.95 says that one ordinary row in twenty looks as strange (``bochner.estimators.novelty``). Of rows like the
+        training data a share of ``false_alarm`` has a score above ``ood_threshold_``.
         """
-        parts = [self._left(inputs) for inputs in self._pieces(self._inputs(X))]
-        return torch.cat(parts).cpu().numpy()
+        x = self._inputs(X)
+        return torch.cat([self.novelty_(inputs.x, self._left(inputs)) for inputs in self._pieces(x)]).cpu().numpy()
+
+    novelty_: Novelty
 
     def _left(self, inputs: Inputs) -> Tensor:
+        """Share of the prior variance that the training rows leave at each row."""
         raise NotImplementedError
 
     def _pieces(self, x: Tensor) -> Iterator[Inputs]:

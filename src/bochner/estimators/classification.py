@@ -43,12 +43,14 @@ class ClassMixture:
     Attributes:
         members: Heads and what they count for.
         extractors: The trained networks, if any.
-        judged_left: Variance left at the rows that judged, by members that had not seen them; for the threshold.
+        judged_left: Variance left at the rows that judged, by members that had not seen them.
+        judged: Which rows these are.
     """
 
     members: list[Member]
     extractors: Extractors | None
     judged_left: np.ndarray = field(repr=False)
+    judged: Tensor = field(repr=False)
 
     def probabilities(self, inputs: Inputs) -> Tensor:
         """Probability of each class at a piece of rows: the weighted mean of what the members say."""
@@ -241,4 +243,4 @@ def _combine(
     ]
     kept = kept_members(members, task.settings.member_floor)
     used = extractors if any(member.network is not None for member in kept) else None
-    return ClassMixture(kept, used, left.cpu().numpy())
+    return ClassMixture(kept, used, left.cpu().numpy(), at)

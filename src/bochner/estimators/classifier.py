@@ -12,6 +12,7 @@ from torch import Tensor
 from bochner.estimators.base import Stationary
 from bochner.estimators.classification import ClassMixture, fit_classes
 from bochner.estimators.members import Inputs
+from bochner.estimators.novelty import learn_novelty
 from bochner.estimators.threads import one_thread
 
 
@@ -69,7 +70,9 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             mixture = fit_classes(training.x, target, training.weight, len(classes), task)
         self._remember(training)
         self.classes_, self.mixture_ = classes, mixture
-        self.ood_threshold_ = float(np.quantile(mixture.judged_left, 1 - self.false_alarm))
+        self.novelty_, self.ood_threshold_ = learn_novelty(
+            training.x, training.weight, mixture.judged_left, mixture.judged, self.false_alarm
+        )
         return self
 
     def _extractors(self) -> Any:

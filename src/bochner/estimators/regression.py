@@ -51,13 +51,15 @@ class RegressionMixture:
         members: Heads and what they count for.
         extractors: The trained networks, if any.
         spread: The factor on the standard deviation of every row.
-        judged_left: Variance left at the rows that judged, by members that had not seen them; for the threshold.
+        judged_left: Variance left at the rows that judged, by members that had not seen them.
+        judged: Which rows these are.
     """
 
     members: list[Member]
     extractors: Extractors | None
     spread: Spread
     judged_left: np.ndarray = field(repr=False)
+    judged: Tensor = field(repr=False)
 
     def predict(self, inputs: Inputs) -> NormalMixture:
         """The predictive distribution at a piece of rows."""
@@ -341,4 +343,4 @@ def _combine(table: _Table, candidates: list[_Candidate], extractors: Extractors
     ]
     kept = kept_members(members, settings.member_floor)
     used = extractors if any(member.network is not None for member in kept) else None
-    return RegressionMixture(kept, used, spread, left.cpu().numpy())
+    return RegressionMixture(kept, used, spread, left.cpu().numpy(), at)

@@ -14,6 +14,7 @@ from bochner.estimators.base import Stationary, merge_equal_rows
 from bochner.estimators.columns import LARGEST
 from bochner.estimators.members import Inputs, Member
 from bochner.estimators.mixture import NormalMixture
+from bochner.estimators.novelty import learn_novelty
 from bochner.estimators.regression import RegressionMixture, fit_regression, mapped_mean
 from bochner.estimators.targets import as_tensor
 from bochner.estimators.threads import one_thread
@@ -95,9 +96,10 @@ class StationaryRegressor(RegressorMixin, Stationary):
             ]
         self._remember(training)
         self.mixtures_, self._one_target = mixtures, y.ndim == 1
-        # A row's score is the mean over targets; so is its threshold.
+        # All targets have the same plan, so the same rows judged.
         left = np.mean([mixture.judged_left for mixture in mixtures], axis=0)
-        self.ood_threshold_ = float(np.quantile(left, 1 - self.false_alarm))
+        judged = mixtures[0].judged
+        self.novelty_, self.ood_threshold_ = learn_novelty(training.x, training.weight, left, judged, self.false_alarm)
         self._describe()
         return self
 

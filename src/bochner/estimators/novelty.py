@@ -1,0 +1,97 @@
+r"""How far a row is from the training data, as a number between 0 and 1 that means the same for every model.
+
+Two cues, of which the stranger one counts:
+
+- the *variance left*: the share of the prior variance that the training rows leave at the row, over all members of the mixture; it
+  sees rows that lie far from all others where the target changes;
+- the *leverage* $x^\top(X^\top\Omega X + \epsilon I)^{-1}x$ of the row among the training rows, which is what a linear model
+  leaves; it sees rows that break a linear relation between columns, however little the target depends on it.
+
+Each is compared with the same cue at training rows that were left out. Let p be the share of these that are at least as strange,
+for the stranger cue and doubled, for there are two. The score is $1 - p$: 0.95 says that one ordinary row in twenty looks as
+strange, 1 that none does.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+RIDGE = 1e-6  # ε over the total weight of the rows: only where columns depend on each other does it matter
+REFERENCE = 2000  # most left-out rows that a cue is compared with
+
+
+@dataclass
+class Novelty:
+    """What the score compares a row with.
+
+    Attributes:
+        factor: Lower Cholesky factor of X'ΩX + εI, inputs and a constant, (d + 1, d + 1).
+        left: Variance left at rows that members had not seen, sorted.
+        leverage: Leverages of training rows that were left out, sorted.
+    """
+
+    factor: Tensor
+    left: Tensor
+    leverage: Tensor
+
+    @classmethod
+    def learn(cls, x: Tensor, weight: Tensor, left: Tensor) -> "Novelty":
+        """From training inputs, their weights, and the variance left at rows that judged."""
+        design = _with_constant(x)
+        matrix = design.mT @ (design * weight[:, None])
+        matrix.diagonal().add_(RIDGE * float(weight.sum()))
+        factor = torch.linalg.cholesky(matrix)
+        found = cls(factor, left.sort().values, left[:0])
+        some = slice(None, None, max(1, len(x) // REFERENCE))
+        found.leverage = found.left_out_leverage(x[some], weight[some]).sort().values
+        return found
+
+    def _leverage(self, x: Tensor) -> Tensor:
+        half = torch.linalg.solve_triangular(self.factor, _with_constant(x).mT, upper=False)
+        return half.square().sum(0)
+
+    def left_out_leverage(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Leverage of training rows as if each had been left out: h / (1 − ωh)."""
+        own = self._leverage(x)
+        return own / (1 - weight * own).clamp(min=1e-9)
+
+    def combine(self, left: Tensor, leverage: Tensor) -> Tensor:
+        """The score from both cues."""
+        share = torch.minimum(_share_beyond(self.left, left), _share_beyond(self.leverage, leverage))
+        return 1 - (2 * share).clamp(max=1.0)
+
+    def __call__(self, x: Tensor, left: Tensor) -> Tensor:
+        """The score of new rows, (n,), from their inputs and the variance left there."""
+        return self.combine(left, self._leverage(x))
+
+
+def _with_constant(x: Tensor) -> Tensor:
+    return torch.cat([x, x.new_ones(len(x), 1)], 1)
+
+
+def _share_beyond(reference: Tensor, value: Tensor) -> Tensor:
+    """Share of ordinary rows at least as strange; beyond the strangest of them it falls on in proportion."""
+    count = len(reference)
+    beyond = count - torch.searchsorted(reference, value, side="left")
+    outside = reference[-1] / value.clamp(min=1e-300)
+    return torch.where(beyond > 0, (beyond + 1.0) / (count + 1), outside.clamp(max=1.0) / (count + 1))
+
+
+def learn_novelty(
+    x: Tensor, weight: Tensor, left: np.ndarray, judged: Tensor, false_alarm: float
+) -> tuple[Novelty, float]:
+    """The score, and the value that a share of ``false_alarm`` of the rows that judged exceeds.
+
+    Args:
+        x: Training inputs.
+        weight: How many rows each one stands for.
+        left: Variance left at the rows that judged, by members that had not seen them.
+        judged: Which rows these are.
+        false_alarm: Share of ordinary rows that may be flagged.
+    """
+    values = torch.from_numpy(left).to(x)
+    novelty = Novelty.learn(x, weight, values)
+    scores = novelty.combine(values, novelty.left_out_leverage(x[judged], weight[judged]))
+    return novelty, float(torch.quantile(scores, 1 - false_alarm))
