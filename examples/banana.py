@@ -1,14 +1,15 @@
 """Two arcs of points, two classes: how sure is a network among them, and how sure far away?
 
-The same closed-form posterior of the output layer stands on ReLU features and on stationary ones.
+The same closed-form posterior of the output layer stands on ReLU units and on stationary ones.
 
 Run: python examples/banana.py    (a few seconds; writes banana.svg where it is run)
 """
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 
-from bochner.estimators import StationaryClassifier
+from bochner import Categorical, ClosedFormClassifier, Model, StationaryLayer
 
 
 def two_arcs(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -17,6 +18,11 @@ def two_arcs(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
     angle = rng.uniform(0, np.pi, rows)
     x = np.stack([np.cos(angle), np.sin(angle)], 1) * np.where(label, -1, 1)[:, None] + label[:, None] * [1.0, 0.4]
     return x + 0.15 * rng.standard_normal((rows, 2)), label
+
+
+def probabilities(posterior: ClosedFormClassifier, points: np.ndarray) -> np.ndarray:
+    """Probability of each class at each point."""
+    return posterior.predict(torch.from_numpy(points)).probabilities.numpy()
 
 
 rng = np.random.default_rng(0)
@@ -28,17 +34,19 @@ outside = 20 * np.stack([np.cos(angle), np.sin(angle)], 1)
 grid = np.stack(np.meshgrid(np.linspace(-6, 7, 53), np.linspace(-6, 6, 49)), -1)
 figure = Figure(figsize=(8, 3.6), layout="constrained")
 panels = figure.subplots(1, 2, sharey=True)
-print("mean probability of the chosen class, and share of alarms")
+print("mean probability of the chosen class")
 for axes, activation in zip(panels, ("relu", "paired"), strict=True):
-    model = StationaryClassifier(kernel="matern32", activation=activation, width=400, hidden=(), random_state=0).fit(
-        x, y
+    generator = torch.Generator().manual_seed(0)
+    layer = StationaryLayer(2, 400, kernel="matern32", activation=activation, generator=generator, dtype=torch.float64)
+    model = Model(layer, 2, Categorical(), generator=generator)
+    posterior = ClosedFormClassifier(
+        model, torch.from_numpy(x), torch.from_numpy(y), amplitude=4.0, generator=generator
     )
     for place, points in (("among", inside), ("far", outside)):
-        sure = model.predict_proba(points).max(1).mean()
-        alarms = (model.ood_score(points) > model.ood_threshold_).mean()
-        print(f"  {activation:<7} {place:<6} {sure:.2f}   {alarms:.2f}")
-    print(f"  {activation:<7} accuracy among new points: {model.score(inside, labels):.2f}")
-    p = model.predict_proba(grid.reshape(-1, 2))[:, 1].reshape(grid.shape[:2])
+        print(f"  {activation:<7} {place:<6} {probabilities(posterior, points).max(1).mean():.2f}")
+    accuracy = (probabilities(posterior, inside).argmax(1) == labels).mean()
+    print(f"  {activation:<7} accuracy among new points: {accuracy:.2f}")
+    p = probabilities(posterior, grid.reshape(-1, 2))[:, 1].reshape(grid.shape[:2])
     shown = axes.pcolormesh(grid[..., 0], grid[..., 1], p, vmin=0, vmax=1, cmap="RdBu", rasterized=True)
     axes.scatter(*x.T, c=y, s=4, cmap="RdBu", edgecolors="k", linewidths=0.2)
     axes.set_title(f"{activation}: probability of class 1")

@@ -1,4 +1,4 @@
-"""Regression in one dimension: what the network says between, beside and far from the data.
+"""Regression in one dimension: what the model says between, beside and far from the data.
 
 Run: python examples/regression_1d.py    (a few seconds; writes regression_1d.svg where it is run)
 """
@@ -12,8 +12,8 @@ rng = np.random.default_rng(0)
 x = np.sort(np.concatenate([rng.uniform(-2, -0.5, 30), rng.uniform(0.5, 2, 30)]))
 y = np.sin(4 * x) + 0.1 * rng.standard_normal(60)
 
-model = StationaryRegressor(kernel="matern52", width=400, hidden=(), random_state=0).fit(x[:, None], y)
-print(f"lengthscale {model.lengthscale_[0]:.2f}, noise {model.noise_:.2f} (the data were made with 0.10)")
+model = StationaryRegressor(kernel="matern52", random_state=0).fit(x[:, None], y)
+print(f"prior {model.prior_std_:.2f}, noise {model.noise_:.2f} (the data were made with 0.10)")
 
 for place, where in (("among the data", 1.0), ("in the gap", 0.0), ("far away", 8.0)):
     mean, std = model.predict([[where]], return_std=True)

@@ -127,7 +127,7 @@ def test_evaluate_and_info(models, tmp_path):
     classes = run("evaluate", models / "class.bochner", tmp_path / "c.csv")
     assert "AUC" in classes.stdout
     about = json.loads(run("info", models / "class.bochner", "--json").stdout)
-    assert (about["target"], about["classes"], about["rows"]) == ("dear", "no, yes", 48)
+    assert (about["target"], about["classes"], about["estimator"]) == ("dear", "no, yes", "StationaryClassifier")
     assert (about["kernel"], about["hidden_layer_sizes"], about["false_alarm"]) == ("matern32", [200, 200, 25], 0.05)
     assert about["members"] == "1 on the columns (1.00)"
     assert "noise" in run("info", models / "number.bochner").stdout

@@ -133,8 +133,9 @@ def test_the_head_is_scikit_learns_gaussian_process(spectrum, kernel):
     features = KernelFeatures.at(spectrum, LENGTHSCALE, torch.from_numpy(x))
     head = GaussianHead(features, Sums.of(features, rows_of(x, y)), AMPLITUDE, NOISE)
     mean, variance = head.predict(torch.from_numpy(new))
-    np.testing.assert_allclose(mean, expected, rtol=0, atol=2e-6)
-    np.testing.assert_allclose(variance + NOISE**2, std**2, rtol=0, atol=2e-6)
+    # A smooth kernel's smallest eigenvalues are of the size of the jitter: 1e-8 under a root.
+    np.testing.assert_allclose(mean, expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(variance + NOISE**2, std**2, rtol=0, atol=1e-4)
     assert head.log_evidence == pytest.approx(peer.log_marginal_likelihood_value_, abs=1e-4)
 
 

@@ -176,7 +176,7 @@ def test_the_data_and_the_target_are_summarised(regression):
 
 
 def _density(estimator, X, y):
-    """Density of each target, the slope of its level, from 101 quantiles of each row; on a scale on which they nearly lie on lines."""
+    """Density of each target, the slope of its level, from 101 quantiles of its row; as normal scores they nearly lie on a line."""
     scores = np.linspace(-5, 5, 101)
     found = []
     for own, value in zip(estimator.predict_quantiles(X, ndtr(scores)), y, strict=True):
@@ -258,7 +258,7 @@ def test_rows_that_were_moved_away_are_flagged_more_often(regression):
 
 
 def test_the_members_of_a_regression_are_listed(regression):
-    estimator, (X, _), _, sections = regression
+    estimator, (_, y), _, sections = regression
     section, members = sections["Model"], estimator.mixtures_[0].members
     assert section.table[0] == ["stands on", "kernel", "lengthscale", "target", "weight"]
     names = {"Matern(nu=1.5, product=False)": "Matern, ν = 1.5", "RBF()": "RBF"}
@@ -275,10 +275,13 @@ def test_the_members_of_a_regression_are_listed(regression):
     assert [line[2] for line in isotropic] == [f"{members[0].head.features.lengthscale[0]:.4g}"]
     assert shown.count("one for each column") == len(shown) - 1 > 0
     assert f"{len(members)} on the columns (1.00)" in section.text
-    prior, noise = (
-        float(v) for v in re.search(r"far from the data have, is ([\d.]+);.*noise is ([\d.]+)\.", section.text).groups()
+    prior, noise = map(
+        float, re.search(r"prior standard deviation is ([\d.]+), .* noise ([\d.]+), both", section.text).groups()
     )
-    np.testing.assert_allclose(estimator.predict(X + 1e6, return_std=True)[1], prior, rtol=0.2)  # rows differ in spread
+    # Far away every member has mean 0 and the variance of its f and its noise, in standard deviations of y.
+    variance = sum(m.weight * (m.head.amplitude**2 + m.head.noise**2) for m in members)
+    factor = math.exp(estimator.mixtures_[0].spread.constant)
+    assert prior == pytest.approx(factor * math.sqrt(variance) * y.std(), rel=1e-3)
     assert noise == pytest.approx(0.4, rel=0.3)  # the rows were made with 0.4; 120 of them say it to a tenth or so
 
 
@@ -299,7 +302,7 @@ def test_maps_networks_and_classes_are_named():
     estimator = StationaryClassifier(**options).fit(X, labels)
     by = {s.title: s for s in model_sections(estimator, (X, labels), (X, labels), columns=["a", "b", "c"], target="y")}
     assert by["Model"].table[0] == ["stands on", "kernel", "lengthscale", "weight"]
-    assert "standard deviation, which" not in by["Model"].text
+    assert "prior standard deviation" not in by["Model"].text
     np.testing.assert_allclose(
         sum(float(line[3]) for line in by["Model"].table[1:]), 1, atol=0.005 * len(by["Model"].table)
     )

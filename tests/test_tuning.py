@@ -198,11 +198,15 @@ def test_few_others_are_those_that_do_not_judge(generator):
     assert not set(plan.others(0, 70).tolist()) & set(plan.folds[0].tolist())
 
 
-def test_classes_are_spread_evenly_over_the_parts(generator):
-    labels = torch.tensor([0] * 60 + [1] * 30 + [2] * 10)[torch.randperm(100, generator=generator)]
+@pytest.mark.parametrize("sizes", [(60, 30, 10), (50, 50), (80, 20), (37, 41, 22)])
+def test_classes_are_spread_evenly_over_the_parts(sizes, generator):
+    # BUG (plan.make_plan): classes lie at even distances in the order, and parts take every fifth row of it; where the
+    # distances and five have a common period a part gets rows of one class only. Blocks of the order would be even.
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    labels = labels[torch.randperm(100, generator=generator)]
     plan = make_plan(100, labels, Settings(folds=5), generator)
-    counts = torch.stack([torch.bincount(labels[fold], minlength=3) for fold in plan.folds])
-    assert int((counts - torch.tensor([12, 6, 2])).abs().max()) <= 1
+    counts = torch.stack([torch.bincount(labels[fold], minlength=len(sizes)) for fold in plan.folds])
+    assert float((counts - torch.tensor(sizes) / 5).abs().max()) <= 2
 
 
 def test_plans_are_the_same_for_the_same_generator():

@@ -20,7 +20,7 @@ from bochner.reports.model import model_sections
 from bochner.reports.page import Section
 
 FAR = 10.0  # distance from the origin; the data end at about 2
-WIDTH = 500  # units of the ReLU networks
+WIDTH = 200  # units of the ReLU networks
 AMPLITUDE = 4.0  # prior standard deviation of the ReLU network's outputs, for classes
 
 Curve = Callable[

@@ -165,6 +165,7 @@ def _mixture_to_parts(mixture: Any) -> tuple[Json, Tensors]:
             about["map"] = {k: v for k, v in dataclasses.asdict(member.map).items() if v not in (math.inf, -math.inf)}
             own |= {"gram": _packed(sums.gram), "projection": sums.projection}
         else:
+            about["averaging"] = member.head.averaging
             own |= {"gram": _packed(member.head.gram), "weights": member.head.weights}
         members.append(about)
         tensors |= {f"member{number}.{name}": value for name, value in own.items()}
@@ -334,7 +335,7 @@ def _restore_mixture(about: Json, tensors: Tensors, estimator: Any, latent: int)
     extractors = _restore_networks(about["networks"], tensors, estimator)
     deep = 0
     if extractors is not None:
-        deep = int(estimator.hidden_layer_sizes[-1]) + len(group) - columns.plain
+        deep = int(estimator.hidden_layer_sizes[-1]) + len(group)
     members = []
     for number, own in enumerate(about["members"]):
         network = own["network"]
@@ -366,7 +367,9 @@ def _restore_head(about: Json, tensors: Tensors, inputs: int, latent: int, class
     gram = lower + lower.tril(-1).mT
     amplitude = _number(about["amplitude"], "an amplitude", positive=True)
     if classes:
-        return SoftmaxHead(features, gram, amplitude, outputs), None
+        averaging = _number(about["averaging"], "the averaging")
+        _check(0 <= averaging <= 1, "the averaging is not a share")
+        return SoftmaxHead(features, gram, amplitude, outputs, averaging), None
     noise = _number(about["noise"], "a noise", positive=True)
     sums = Sums(gram, outputs, _number(about["square"], "a sum"), _number(about["total"], "a sum", positive=True))
     return GaussianHead(features, sums, amplitude, noise), _restore_map(about["map"])
@@ -430,7 +433,7 @@ def _restore_networks(count: int, tensors: Tensors, estimator: Any) -> Extractor
         module = scaled(make_extractor(intervals, columns.plain, hidden, generator), torch.ones_like(lengthscale))
         module.load_state_dict(state)
         modules.append(module.to(lengthscale.device).eval().requires_grad_(False))
-    return Extractors(modules, columns.plain, len(columns.columns))
+    return Extractors(modules, columns.plain, len(columns.columns), hidden[-1])
 
 
 def _restore_intervals(state: Tensors, inputs: int) -> Intervals:

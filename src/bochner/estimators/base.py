@@ -122,6 +122,7 @@ class Stationary(BaseEstimator):
         """Rows that can be learnt from, from a checked target; nothing is stored yet."""
         names, categorical = None, _has_categories(X)
         if categorical:
+            check_names(X)
             table: Any = X.reset_index(drop=True)
         else:
             options: Any = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": 2}
@@ -208,6 +209,16 @@ def _has_categories(X: Any) -> bool:
     return isinstance(X, pd.DataFrame) and len(X) > 0 and any(is_category(X.iloc[:, i]) for i in range(X.shape[1]))
 
 
+def check_names(table: Any) -> None:
+    """Raises a ValueError unless the columns of a DataFrame have different texts for names."""
+    strange = [name for name in table.columns if not isinstance(name, str)]
+    if strange:
+        raise ValueError(f"Columns of a table with categories must be named by texts, got {strange[0]!r}.")
+    twice = table.columns[table.columns.duplicated()]
+    if len(twice):
+        raise ValueError(f"X has more than one column named {twice[0]!r}; rename or leave out the others.")
+
+
 def _take(table: Any, rows: np.ndarray) -> Any:
     return table[rows] if isinstance(table, np.ndarray) else table.iloc[rows].reset_index(drop=True)
 
@@ -222,4 +233,6 @@ def merge_equal_rows(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[
     both[np.isnan(both)] = np.nan  # one pattern of bits
     keys = both.view(np.dtype((np.void, both.dtype.itemsize * both.shape[1])))[:, 0]
     _, first, number = np.unique(keys, return_index=True, return_inverse=True)
-    return first, np.bincount(number.ravel(), weight)
+    # Sorted by the target and the first columns, so that the order does not depend on units.
+    order = np.lexsort([*(both[first, column] for column in reversed(range(min(3, both.shape[1])))), both[first, -1]])
+    return first[order], np.bincount(number.ravel(), weight)[order]

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from bochner.estimators.extractors import Extractors
-from bochner.estimators.heads import SoftmaxHead, as_probabilities, as_targets, find_mode, left_out_latent
+from bochner.estimators.heads import SoftmaxHead, as_probabilities, as_targets, find_mode, left_out_latent, moderated
 from bochner.estimators.kernel_features import KernelFeatures, squared_distances
-from bochner.estimators.members import Inputs, Member, Task, anchored, climb, kept_members, train_for, variance_left
+from bochner.estimators.members import Inputs, Member, Task, anchored, climb, train_for, variance_left, worth_keeping
 from bochner.estimators.mixture import stacking_weights
 from bochner.estimators.plan import Plan, make_plan
 from bochner.estimators.threads import one_thread
@@ -26,13 +26,14 @@ from bochner.estimators.tuning import Rows
 from bochner.spectra import Spectrum
 
 AMPLITUDES = tuple(2.0**k for k in range(7))  # prior standard deviations of a latent function that are tried
-SCALES = tuple(2.0**k for k in range(-3, 5))  # lengthscales that are tried, in median distances of rows
+SCALES = tuple(2.0**k for k in range(-3, 3))  # lengthscales that are tried, in median distances; longer ones never revert
 DEEP_AMPLITUDES = (1.0, 2.0, 4.0, 8.0)  # the same for heads on networks
 DEEP_SCALES = (2.0, 4.0, 8.0)  # the same, lengthscales, in those that the networks were trained with
 DEEP_START = 4.0  # the most frequent choice: where the climb begins
 DECIDING = 2  # networks whose held-out rows choose for all
 ENOUGH_WORSE = 0.02  # nats a row below the best amplitude so far at which larger ones are no longer tried
 TRIAL_ROWS = 2000  # heads that are judged learn from at most so many
+AVERAGING = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # shares of the variance left to average over that are tried
 FLOOR = 1e-6  # least probability that a judged row is given, so that one row cannot rule a member out
 
 
@@ -69,6 +70,17 @@ class _Candidate:
     probability: Tensor
     left: Tensor
     heads: list[tuple[int | None, SoftmaxHead]]
+
+    @classmethod
+    def judged(
+        cls, parts: list[tuple[Tensor, Tensor]], rows: Rows, heads: list[tuple[int | None, SoftmaxHead]]
+    ) -> "_Candidate":
+        """From latent functions and variance left at rows that judge: they choose how much to average."""
+        latent, left = (torch.cat(part) for part in zip(*parts, strict=True))
+        share = choose_averaging(latent, heads[0][1].amplitude ** 2 * left, rows)
+        variance = share * heads[0][1].amplitude ** 2 * left
+        heads = [(network, replace(head, averaging=share)) for network, head in heads]
+        return cls(as_probabilities(moderated(latent, variance)), left, heads)
 
 
 def fit_classes(x: Tensor, labels: Tensor, weight: Tensor, classes: int, task: Task) -> ClassMixture:
@@ -164,13 +176,33 @@ def _wide(rows: Rows, plan: Plan, task: Task, spectrum: Spectrum) -> _Candidate:
         _judge(SoftmaxHead.fit(phi, rows[plan.others(number, TRIAL_ROWS)], amplitude, final.weights), rows.x[fold])
         for number, fold in enumerate(plan.folds)
     ]
-    probability, left = (torch.cat(part) for part in zip(*judged, strict=True))
-    return _Candidate(probability, left, [(None, final)])
+    return _Candidate.judged(judged, rows[plan.judging], [(None, final)])
 
 
 def _judge(head: SoftmaxHead, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities and variance left at rows that a head has not seen."""
-    return head.probabilities(x), head.variance_left(x)
+    """Latent functions and variance left at rows that a head has not seen."""
+    return head.latent(x), head.variance_left(x)
+
+
+def choose_averaging(latent: Tensor, variance: Tensor, rows: Rows) -> float:
+    """The largest share of the variance that held-out rows do not speak against: within a standard error of the best.
+
+    Args:
+        latent: Latent functions at rows that were not learnt from.
+        variance: The variance left there.
+        rows: Their targets and weights.
+    """
+    logs = torch.stack(
+        [
+            probability_of(as_probabilities(moderated(latent, share * variance)), rows.y).clamp(min=FLOOR).log()
+            for share in AVERAGING
+        ]
+    )
+    best = int((logs @ rows.weight).argmax())
+    lost = logs[best] - logs
+    mean = lost @ rows.weight / rows.weight.sum()
+    error = ((lost - mean[:, None]).square() @ rows.weight).sqrt() / rows.weight.sum()
+    return max(share for share, ok in zip(AVERAGING, (mean <= error).tolist(), strict=True) if ok)
 
 
 def _by_held_out(parts: list[tuple[KernelFeatures, Rows]], plan: Plan, amplitudes: Sequence[float]) -> _Choice:
@@ -206,7 +238,7 @@ def _deep(rows: Rows, extractors: Extractors, plan: Plan, task: Task) -> _Candid
     deep = [Rows(extractors.all_rows(j, rows.x), rows.y, rows.weight) for j in range(len(plan.folds))]
 
     def features(j: int, scale: float) -> KernelFeatures:
-        lengthscale = torch.full_like(deep[j].x[0], scale)
+        lengthscale = extractors.lengthscale(scale, deep[j].x)
         return anchored(task.spectra[0], lengthscale, deep[j].x, plan.order, task.settings.class_anchors)
 
     def at(index: int) -> _Choice:
@@ -214,15 +246,15 @@ def _deep(rows: Rows, extractors: Extractors, plan: Plan, task: Task) -> _Candid
         return replace(_by_held_out(few, plan, DEEP_AMPLITUDES), scale=DEEP_SCALES[index])
 
     best = climb(len(DEEP_SCALES), DEEP_SCALES.index(DEEP_START), at)
-    judged, heads = [], []
+    judged: list[tuple[Tensor, Tensor]] = []
+    heads: list[tuple[int | None, SoftmaxHead]] = []
     for j, fold in enumerate(plan.folds):
         phi = features(j, best.scale)
         final = SoftmaxHead.fit(phi, deep[j][plan.order[: task.settings.head_rows]], best.amplitude)
         without = SoftmaxHead.fit(phi, deep[j][plan.others(j, TRIAL_ROWS)], best.amplitude, final.weights)
         judged.append(_judge(without, deep[j].x[fold]))
         heads.append((j, final))
-    probability, left = (torch.cat(part) for part in zip(*judged, strict=True))
-    return _Candidate(probability, left, heads)
+    return _Candidate.judged(judged, rows[plan.judging], heads)
 
 
 # ------------------------------------------------------------------ the mixture
@@ -235,12 +267,13 @@ def _combine(
     at = plan.judging
     own = torch.stack([c.probability.gather(1, labels[at][:, None])[:, 0] for c in candidates])
     weights = stacking_weights(own.clamp(min=FLOOR).log(), weight[at])
+    kept = worth_keeping(weights, task.settings.member_floor)
+    candidates, weights = [candidates[number] for number in kept], weights[kept] / weights[kept].sum()
     left = weights @ torch.stack([c.left for c in candidates]).clamp(max=1.0)
     members = [
         Member(float(share) / len(c.heads), head, network)
         for share, c in zip(weights, candidates, strict=True)
         for network, head in c.heads
     ]
-    kept = kept_members(members, task.settings.member_floor)
-    used = extractors if any(member.network is not None for member in kept) else None
-    return ClassMixture(kept, used, left.cpu().numpy(), at)
+    used = extractors if any(member.network is not None for member in members) else None
+    return ClassMixture(members, used, left.cpu().numpy(), at)

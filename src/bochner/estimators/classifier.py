@@ -53,9 +53,9 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         if y is None:
             raise ValueError("This StationaryClassifier requires y to be passed, but the target y is None.")
         y = column_or_1d(y, warn=True)
-        check_classification_targets(y)
         if y.dtype.kind == "f" and not np.isfinite(y).all():
             raise ValueError("Input y contains NaN or infinity; leave those rows out.")
+        check_classification_targets(y)
         everything = np.unique(y)
         training = self._training(X, np.searchsorted(everything, y), sample_weight)
         there, labels = np.unique(training.y, return_inverse=True)  # a weight of 0 may leave a class out

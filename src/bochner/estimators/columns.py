@@ -59,8 +59,9 @@ def _number_column(name: str, values: np.ndarray, weight: np.ndarray) -> Column:
         raise ValueError(f"Column {name} of X holds values beyond {LARGEST:g} in size; rescale or clip it first.")
     mean = float(np.average(values[there], weights=weight[there]))
     scale = math.sqrt(float(np.average((values[there] - mean) ** 2, weights=weight[there])))
-    # A constant column has a spread of rounding errors, if any: it says nothing, and keeps its scale.
-    scale = 1.0 if scale <= 1e-12 * abs(mean) or scale == 0 else scale
+    if scale <= 1e-12 * abs(mean) or scale == 0:
+        # A constant column has a spread of rounding errors, if any: it says nothing.
+        mean, scale = float(values[there][0]), max(1.0, abs(mean))
     return Column(name, mean, scale, float(weight[~there].sum() / weight.sum()))
 
 
@@ -115,7 +116,8 @@ class Columns:
         """Rows as standardised inputs, (n, inputs)."""
         plain: list[np.ndarray] = []
         unseen: list[np.ndarray] = []
-        for column, (_, values, is_number) in zip(self.columns, _values(table), strict=True):
+        known = [column.categories is not None for column in self.columns]
+        for column, (_, values, is_number) in zip(self.columns, _values(table, known), strict=True):
             if column.categories is not None:
                 inputs, strange = self._category(column, values.astype(str))
                 plain.append(inputs)
@@ -148,19 +150,29 @@ class Columns:
         return (onehot - shares) / (spreads * math.sqrt(len(levels))), ~known
 
 
-def _values(table: Any) -> list[tuple[str, np.ndarray, bool]]:
-    """Name, values and whether they are numbers, of each column; missing categories get a name."""
+def _values(table: Any, categorical: list[bool] | None = None) -> list[tuple[str, np.ndarray, bool]]:
+    """Name, values and whether they are numbers, of each column; missing categories get a name.
+
+    Args:
+        table: An array or a DataFrame.
+        categorical: Which columns are categories; by default those of a categorical type or text.
+    """
     if isinstance(table, np.ndarray):
         return [(str(number), values, True) for number, values in enumerate(table.T)]
     found = []
-    for name in table.columns:
+    for number, name in enumerate(table.columns):
         series = table[name]
-        if is_category(series):
-            texts = series.astype(object).where(series.notna(), MISSING).astype(str)
-            found.append((f"'{name}'", texts.to_numpy(dtype=object), False))
+        if is_category(series) or (categorical is not None and categorical[number]):
+            texts = [MISSING if pd.isna(value) else _text(value) for value in series.astype(object)]
+            found.append((f"'{name}'", np.array(texts, dtype=object), False))
         else:
             found.append((f"'{name}'", series.to_numpy(dtype=np.float64, na_value=np.nan), True))
     return found
+
+
+def _text(value: Any) -> str:
+    """A category's value as text: whole numbers look the same whatever their type."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def as_codes(table: Any) -> np.ndarray:

@@ -22,6 +22,7 @@ from bochner.training import Recipe, fit_map, half_cosine, light_adam
 
 SCATTERED = 10.0  # lengthscales: beyond, a periodic layer cannot relate any two rows, and its features are random
 SAMPLE = 1000  # rows that tell
+PASSED = 4.0  # what columns that go past a network are divided by: distances of ordinary rows are then about a third
 PIECE = 4096  # rows that a network sees at a time
 
 
@@ -33,17 +34,30 @@ class Extractors:
         modules: The networks, in float32.
         plain: How many inputs they see. The others say 'never seen', and go past them to the head.
         groups: How many columns there are.
+        outputs: How many numbers a network makes of a row.
     """
 
     modules: list[nn.Module]
     plain: int
     groups: int
+    outputs: int
 
     @torch.no_grad()
     def __call__(self, number: int, x: Tensor) -> Tensor:
-        """What a network makes of rows, in lengthscales of the layer that it was trained with; (n, d) to (n, h), float64."""
-        deep = self.modules[number](x[:, : self.plain].float()).double()
-        return torch.cat([deep, x[:, self.plain :] / math.sqrt(self.groups)], 1)
+        """What a head on a network stands on, (n, d) to (n, h + d), float64.
+
+        First what the network makes of the rows, in lengthscales of the layer that it was trained with. Then the columns
+        themselves, so far reduced that they hardly matter among the data: a network may map rows from far away onto ordinary
+        ones, and this keeps them apart. Last the inputs that say 'never seen'.
+        """
+        plain, unseen = x[:, : self.plain], x[:, self.plain :]
+        deep = self.modules[number](plain.float()).double()
+        return torch.cat([deep, plain / (PASSED * math.sqrt(self.plain)), unseen / math.sqrt(self.groups)], 1)
+
+    def lengthscale(self, scale: float, like: Tensor) -> Tensor:
+        """Lengthscales of a head on a network: ``scale`` for what the network makes of rows, 1 for what goes past it."""
+        passed = like.shape[1] - self.outputs
+        return torch.cat([like.new_full((self.outputs,), scale), like.new_ones(passed)])
 
     def all_rows(self, number: int, x: Tensor) -> Tensor:
         """What a network makes of many rows, a piece at a time."""
@@ -149,7 +163,9 @@ def train_extractors(
             if not diverged and not scattered(extractor, inputs[rows[number, :SAMPLE]]):
                 done[number] = extractor
         if len(done) == len(rows):
-            return Extractors([done[number].requires_grad_(False) for number in range(len(rows))], plain, groups)
+            return Extractors(
+                [done[number].requires_grad_(False) for number in range(len(rows))], plain, groups, hidden[-1]
+            )
         say(f"{len(rows) - len(done)} networks went astray at a learning rate of {rate:g}")
     return None
 

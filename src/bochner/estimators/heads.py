@@ -6,8 +6,9 @@ $\omega$ counting as $\omega$ rows,
 $$ w \mid y \sim \mathrm{N}(A^{-1}\Phi^\top\Omega y / s^2,\; A^{-1}), \qquad A = \Phi^\top\Omega\Phi/s^2 + I/a^2. $$
 
 Classes have a softmax over latent functions, one for each class; two classes share one function, with a sigmoid. The head is
-the mode of the log posterior. Averaging over the posterior around the mode was tried and left out: held-out rows are less probable
-under the average, because the amplitude that they choose already says how sure to be.
+the mode of the log posterior, and the latent functions f at a row are divided by $\sqrt{1 + \pi\tau v/8}$: the average over a
+Gaussian of variance $\tau v$ (MacKay, 1992), where v is the variance that the rows leave. The whole average, $\tau = 1$, makes
+held-out rows less probable than the mode alone does; they choose how much of it there is.
 
 Both are sums over rows, and both answer how much of the prior variance the rows leave: for regression $\operatorname{Var} f / a^2$;
 for classes the same with every row counting a quarter, the largest curvature of a sigmoid, whatever its label.
@@ -168,12 +169,14 @@ class SoftmaxHead:
         gram: Φ'ΩΦ, for how much the rows leave open.
         amplitude: Prior standard deviation of each latent function.
         weights: The mode, (M, 1) for two classes, (M, c) for more.
+        averaging: The share τ of the variance that predictions average over.
     """
 
     features: KernelFeatures
     gram: Tensor
     amplitude: float
     weights: Tensor
+    averaging: float = 0.0
     factor: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -212,13 +215,21 @@ class SoftmaxHead:
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Probability of each class at each row, (n, c)."""
-        return as_probabilities(self.latent(x))
+        if self.averaging == 0:
+            return as_probabilities(self.latent(x))
+        variance = self.averaging * self.amplitude**2 * self.variance_left(x)
+        return as_probabilities(moderated(self.latent(x), variance))
 
     def variance_left(self, x: Tensor) -> Tensor:
         """Share of the prior variance that the rows leave, (n,), whatever their labels."""
         phi = self.features(x)
         half = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
         return half.square().sum(0) / self.amplitude**2 + (1 - phi.square().sum(1)).clamp(min=0)
+
+
+def moderated(latent: Tensor, variance: Tensor) -> Tensor:
+    """Latent functions, (n, c), whose probabilities are about those of the average over a Gaussian of that variance, (n,)."""
+    return latent / (1 + math.pi / 8 * variance).sqrt()[:, None]
 
 
 def _bound(gram: Tensor, amplitude: float) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bochner.estimators.threads import one_thread
-from bochner.spectra import Spectrum
+from bochner.spectra import Spectrum, euclidean
 
 JITTER = 1e-8  # of the prior variance 1: keeps κ(Z, Z) positive definite where anchors lie close together
 CHUNK = 4096  # rows whose features are computed at a time
@@ -51,7 +51,8 @@ class KernelFeatures:
 
     def __post_init__(self) -> None:
         with one_thread():  # the same bits wherever it is made
-            matrix = correlation(self.spectrum, self.anchors, self.anchors)
+            # Exact distances: those by matrix products are off by more than the jitter where rows lie very far apart.
+            matrix = self.spectrum.correlation(euclidean(self.anchors, self.anchors))
             matrix.diagonal().add_(JITTER)
             self.factor = torch.linalg.cholesky(matrix)
 

@@ -162,14 +162,9 @@ def climb(size: int, start: int, evaluate: Callable[[int], Choice]) -> Choice:
         here = best
 
 
-def kept_members(members: list[Member], floor: float) -> list[Member]:
-    """Members that count, with weights that add up to one. Members on networks stand or fall together."""
-    deep = sum(member.weight for member in members if member.network is not None)
-    kept = [m for m in members if (m.weight if m.network is None else deep) >= floor]
-    total = sum(member.weight for member in kept)
-    for member in kept:
-        member.weight /= total
-    return kept
+def worth_keeping(weights: Tensor, floor: float) -> list[int]:
+    """Which candidates stay: the first, which promises least and so is the safest, and those that count for something."""
+    return [number for number, share in enumerate(weights.tolist()) if number == 0 or share >= floor]
 
 
 def describe(members: Sequence[Member]) -> str:

@@ -52,7 +52,7 @@ def make_plan(rows: int, labels: Tensor | None, settings: Settings, generator: t
     judging = min(rows, settings.judging_rows)
     apart = rows >= judging + settings.tuning_rows
     folds = settings.folds_for(rows)
-    parts = tuple(order[:judging][start::folds] for start in range(folds))
+    parts = order[:judging].tensor_split(folds)
     tuning = order[judging:][: settings.tuning_rows] if apart else order[: settings.tuning_rows]
     return Plan(order, parts, tuning, apart)
 

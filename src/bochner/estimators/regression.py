@@ -7,7 +7,7 @@
 4. Weights, by rows that members have not learnt from; then the spread of every row, by the same rows.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -22,9 +22,9 @@ from bochner.estimators.members import (
     Task,
     anchored,
     climb,
-    kept_members,
     train_for,
     variance_left,
+    worth_keeping,
 )
 from bochner.estimators.mixture import NormalMixture, stacking_weights
 from bochner.estimators.plan import Plan, make_plan
@@ -85,7 +85,7 @@ class RegressionMixture:
             torch.tensor(stds, dtype=torch.float64, device=device)[:, None],
             tuple(m.map for m in self.members),
         )
-        return mixture.scaled(torch.full_like(mixture.mean[0], float(np.exp(self.spread.constant))))
+        return mixture.scaled(self.spread.far(mixture.mean[0]))
 
     def left(self, inputs: Inputs) -> Tensor:
         """Share of the prior variance that the training rows leave at each row."""
@@ -94,9 +94,14 @@ class RegressionMixture:
     def update(self, x: Tensor, y: Tensor, weight: Tensor) -> None:
         """Takes in more rows: every head's posterior is then that of all rows so far."""
         inputs = Inputs(x, self.extractors)
-        for member in self.members:
-            rows = Rows(inputs.of(member.network), member.map.forward(y)[:, None], weight)
-            member.head = member.head.update(rows)
+        mapped = [member.map.forward(y)[:, None] for member in self.members]
+        if not all(bool(torch.isfinite(own).all()) for own in mapped):
+            raise ValueError(
+                "The y parameter must be positive, as it was when the model was first fitted, for it learnt y's logarithm; "
+                "fit again to all rows."
+            )
+        for member, own in zip(self.members, mapped, strict=True):
+            member.head = member.head.update(Rows(inputs.of(member.network), own, weight))
 
 
 def mapped_mean(mixture: NormalMixture) -> Tensor:
@@ -281,10 +286,12 @@ def _deep(table: _Table, own: TargetMap, extractors: Extractors) -> _Candidate:
     deep = [extractors.all_rows(number, table.x) for number in range(len(table.plan.folds))]
     some = table.plan.order[:TRIAL_ROWS]  # with the rows that judge, which come first
     best = climb(
-        len(LENGTHSCALES), LENGTHSCALES.index(START), lambda k: _deep_at(table, own, deep, LENGTHSCALES[k], some)
+        len(LENGTHSCALES),
+        LENGTHSCALES.index(START),
+        lambda k: _deep_at(table, own, extractors, deep, LENGTHSCALES[k], some),
     )
     if len(some) < len(table.x):
-        best = _deep_at(table, own, deep, best.scale, table.plan.order)
+        best = _deep_at(table, own, extractors, deep, best.scale, table.plan.order)
     return best.candidate
 
 
@@ -297,12 +304,14 @@ class _Tried:
     candidate: _Candidate
 
 
-def _deep_at(table: _Table, own: TargetMap, deep: list[Tensor], scale: float, learn: Tensor) -> _Tried:
+def _deep_at(
+    table: _Table, own: TargetMap, extractors: Extractors, deep: list[Tensor], scale: float, learn: Tensor
+) -> _Tried:
     """Heads on networks with a given lengthscale, over the rows to learn from."""
     rows, plan, task = table.rows(own), table.plan, table.task
     parts, totals, anchors = [], [], task.settings.deep_anchors(len(plan.folds))
     for number, fold in enumerate(plan.folds):
-        lengthscale = torch.full_like(deep[number][0], scale)
+        lengthscale = extractors.lengthscale(scale, deep[number])
         phi = anchored(task.spectra[0], lengthscale, deep[number], plan.order, anchors)
         total = Sums.of(phi, Rows(deep[number][learn], rows.y[learn], rows.weight[learn]))
         judging = Rows(deep[number][fold], rows.y[fold], rows.weight[fold])
@@ -330,7 +339,9 @@ def _combine(table: _Table, candidates: list[_Candidate], extractors: Extractors
     means, stds = torch.stack([c.mean for c in candidates]), torch.stack([c.std for c in candidates])
     judged = NormalMixture(even, means, stds, tuple(c.map for c in candidates))
     weights = stacking_weights(judged.member_log_prob(y), weight)
-    judged = replace(judged, weight=weights)
+    kept = worth_keeping(weights, settings.member_floor)
+    candidates, weights = [candidates[number] for number in kept], weights[kept] / weights[kept].sum()
+    judged = NormalMixture(weights, means[kept], stds[kept], tuple(c.map for c in candidates))
     # The rows come part by part; the spread leaves out rows in turn, so they are mixed again.
     mix = torch.randperm(len(at), generator=torch.Generator().manual_seed(table.task.seed)).to(at.device)
     scores, centre = judged.scores(y), mapped_mean(judged)
@@ -341,6 +352,5 @@ def _combine(table: _Table, candidates: list[_Candidate], extractors: Extractors
         for share, c in zip(weights, candidates, strict=True)
         for network, head in c.heads
     ]
-    kept = kept_members(members, settings.member_floor)
-    used = extractors if any(member.network is not None for member in kept) else None
-    return RegressionMixture(kept, used, spread, left.cpu().numpy(), at)
+    used = extractors if any(member.network is not None for member in members) else None
+    return RegressionMixture(members, used, spread, left.cpu().numpy(), at)

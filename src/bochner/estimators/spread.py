@@ -49,6 +49,12 @@ class Spread:
             level = level + self.features(_inputs(x, mean, self.mean_only)) @ self.weights
         return level.clamp(-WIDEST, WIDEST).exp()
 
+    def far(self, mean: Tensor) -> Tensor:
+        """The factor far from all rows, where the mean is the prior's."""
+        if self.mean_only:
+            return self(mean[:, None], mean)
+        return torch.full_like(mean, self.constant).clamp(-WIDEST, WIDEST).exp()
+
 
 def _inputs(x: Tensor, mean: Tensor, mean_only: bool) -> Tensor:
     """What the head stands on: the predicted mean, and the columns beside it."""

@@ -132,4 +132,4 @@ def candidates(y: np.ndarray, weight: np.ndarray) -> list[TargetMap]:
 
 def as_tensor(y: Any, like: Tensor) -> Tensor:
     """Targets as float64 on the device of another tensor."""
-    return torch.as_tensor(np.asarray(y, dtype=np.float64)).to(like.device)
+    return torch.tensor(np.asarray(y, dtype=np.float64), device=like.device)

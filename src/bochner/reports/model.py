@@ -282,19 +282,18 @@ def _unlike(estimator: Any, train: np.ndarray, test: np.ndarray) -> Section:
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
     rows = {"held out": test, "moved away": test + MOVED * direction * np.nanstd(train, axis=0)}
     scores, threshold = {name: estimator.ood_score(own) for name, own in rows.items()}, estimator.ood_threshold_
-    low = max(min(own.min() for own in scores.values()), 1e-8)
-    edges = np.geomspace(low, max(2 * low, 1.0), 41)
+    edges = np.linspace(0, 1, 41)
     figure, axes = _panel()
     table: Table = [["rows", "median score", "flagged"]]
     for (name, own), color in zip(scores.items(), (BLUE, RED), strict=True):
         table.append([name, _g(float(np.median(own))), _percent(np.mean(own > threshold))])
         share = np.full(len(own), 1 / len(own))
-        axes.hist(own.clip(low), bins=edges.tolist(), weights=share, color=color, alpha=0.5, label=name)
+        axes.hist(own, bins=edges.tolist(), weights=share, color=color, alpha=0.5, label=name)
     axes.axvline(threshold, color="#22252a", linewidth=1, linestyle="--", label="threshold")
-    axes.set(xlabel="ood_score", ylabel="share of rows", xscale="log")
+    axes.set(xlabel="ood_score", ylabel="share of rows")
     _legend(figure)
     text = (
-        f"The score is the share of the prior variance that the training rows leave: 0 among them, 1 far away. Rows above "
+        "The score says how strange a row is: 0.95 if one ordinary row in twenty looks as strange, 1 if none does. Rows above "
         f"{_g(threshold)} are flagged; of rows like the training data {_percent(estimator.false_alarm)} should be. "
         f"Moved away: the held-out rows, each {MOVED:g} standard deviations of the training columns off in a random direction."
     )
@@ -334,8 +333,8 @@ def _model(estimator: Any) -> Section:
     )
     if regression:
         text += (
-            f" The prior standard deviation, which predictions far from the data have, is {_g(estimator.prior_std_)}; that of the "
-            f"noise is {_g(estimator.noise_)}. Both are in units of the target."
+            f" The prior standard deviation is {_g(estimator.prior_std_)}, that of the noise {_g(estimator.noise_)}, both in units "
+            "of the target."
         )
     return Section("Model", text, table)
 
