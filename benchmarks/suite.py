@@ -133,7 +133,8 @@ def run(options: argparse.Namespace) -> None:
     with np.load(data_folder() / "suite.npz") as data:
         names = sorted({name[:-2] for name in data.files})
     wanted = [(name, fold) for name in options.tables or names for fold in range(5) if (name, fold) not in done]
-    for row in Parallel(options.jobs, return_as="generator_unordered")(delayed(run_one)(*job) for job in wanted):
+    found: Any = Parallel(options.jobs, return_as="generator_unordered")(delayed(run_one)(*job) for job in wanted)
+    for row in found:
         add_rows(path, [row], lambda r: (r["table"], r["fold"]))
         print(row["table"], row["fold"], f"{row['nlpd']:.3f} in {row['seconds']:.1f} s", flush=True)
 
@@ -143,7 +144,7 @@ def run(options: argparse.Namespace) -> None:
 
 def table_means(kind: str, peers: tuple[str, ...], out: Path) -> dict[str, dict[str, float]]:
     """Mean NLPD over folds of each table, of ours and of the peers that ran on it."""
-    rows = [row | {"model": "ours"} for row in read_rows(out / "rows.jsonl")]
+    rows: list[Row] = [row | {"model": "ours"} for row in read_rows(out / "rows.jsonl")]
     rows += [json.loads(line) for line in (data_folder() / "suite-peers.jsonl").read_text().splitlines()]
     found: dict[str, dict[str, float]] = {}
     for name in sorted({row["table"] for row in rows if row["table"].startswith(kind)}):
@@ -214,11 +215,11 @@ def report(options: argparse.Namespace) -> None:
     )
     far_high = mean("far_high", lambda r: r["table"].startswith("c_"))
     lines.append(f"| largest distance from uniform far away, 95 % quantile | {far_high:.3f} |")
-    lines.append(f"| false alarms at 0.05 | {mean('false_alarms', lambda r: True):.3f} |")
+    lines.append(f"| false alarms at 0.05 | {mean('false_alarms', lambda _: True):.3f} |")
     kinds = ("permuted", "shifted_3", "shifted_10")
     lines += ["", f"| AUROC | {' | '.join(kinds)} | mean |", "|---|---|---|---|---|"]
     for detector in DETECTORS:
-        found = [mean(f"auroc_{kind}_{detector}", lambda r: True) for kind in kinds]
+        found = [mean(f"auroc_{kind}_{detector}", lambda _: True) for kind in kinds]
         lines.append(f"| {detector} | {' | '.join(f'{v:.3f}' for v in found)} | {np.mean(found):.3f} |")
     (options.out / "suite.md").write_text("\n".join(lines) + "\n")
     picture({"classes": classes, "regression": regression}, options.out / "ranks.svg")

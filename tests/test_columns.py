@@ -263,7 +263,6 @@ def test_categories_of_zero_weight_are_unseen():
 
 
 def test_columns_may_have_numbers_as_names():
-    # BUG (base._named_columns): feature_names_in_ is set for texts only, so predict fails with an AttributeError.
     table, y = frame(40)
     table.columns = [0, 1, 2]
     model = StationaryRegressor(**QUICK).fit(table, y)
@@ -271,7 +270,6 @@ def test_columns_may_have_numbers_as_names():
 
 
 def test_two_columns_of_one_name_are_refused():
-    # BUG (columns._values): table[name] of a name that occurs twice is a table, and fails with an AttributeError.
     table, y = frame(40)
     table.columns = ["size", "kind", "size"]
     with pytest.raises(ValueError, match="size"):
@@ -279,7 +277,6 @@ def test_two_columns_of_one_name_are_refused():
 
 
 def test_numbered_categories_are_recognised_as_plain_numbers_too():
-    # BUG (columns.transform): a category 1 is '1', a number 1 becomes '1.0', which counts as never seen.
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"x": rng.normal(size=60), "k": pd.Categorical(rng.integers(0, 3, 60))})
     y = table["k"].to_numpy() * 2.0 + table["x"].to_numpy()
@@ -289,7 +286,6 @@ def test_numbered_categories_are_recognised_as_plain_numbers_too():
 
 
 def test_a_category_that_is_missing_in_all_rows_is_the_missing_one():
-    # BUG (columns.transform): pandas makes such a column of floats, whose text is 'nan' and not 'missing'.
     table, y = frame(60)
     table.loc[::3, "kind"] = None
     model = StationaryRegressor(**QUICK).fit(table, y)

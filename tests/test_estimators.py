@@ -108,8 +108,6 @@ def test_nothing_is_predicted_before_a_fit(kind):
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("scale", [1024.0, 1000.0])
 def test_units_of_columns_do_not_matter(kind, scale):
-    # BUG (base.merge_equal_rows): rows are sorted by the bytes of their numbers. A factor of 1024 keeps that order and one
-    # of 1000 does not, so that other rows judge; sorted by value, any positive factor would keep it.
     x, y = line(60)
     target, new = target_of(kind, y), line(10, seed=1)[0]
     plain, moved = kind(**QUICK).fit(x, target), kind(**QUICK).fit(scale * x, target)
@@ -388,7 +386,6 @@ def test_streaming_refuses_what_does_not_fit(fitted):
 
 
 def test_streaming_a_target_that_has_no_logarithm_does_not_spoil_the_model():
-    # BUG (regression.RegressionMixture.update): its mapped value is minus infinity, and all predictions become NaN.
     x, y = line(60)
     model = StationaryRegressor(**QUICK).fit(x, np.exp(2 * y))
     assert "log" in {member.map.kind for member in model.mixtures_[0].members}
@@ -549,8 +546,6 @@ def test_far_away_all_classes_are_equally_probable(name, request):
 
 
 def test_far_away_a_spread_along_the_mean_leaves_the_prior():
-    # BUG (spread.Spread with mean_only): far away the predicted mean is 0, where h is not its constant, so the standard
-    # deviation there is not prior_std_, and may be a third of it.
     rng = np.random.default_rng(0)
     rng.normal(size=(60, 2))
     x = rng.uniform(-2, 2, (150, 2))
@@ -579,8 +574,6 @@ def test_far_away_a_spread_along_the_mean_leaves_the_prior():
     ids=["50x200", "constant column", "all equal", "two rows", "two equal rows", "huge and missing", "booleans"],
 )
 def test_odd_tables_are_learnt_from(kind, x):
-    # BUG (columns._number_column, 'huge and missing'): the mean of a constant 1e90 is off by rounding, and its scale is set to
-    # 1: the value lies at the limit of 1e6, missing ones at 0, and the kernel is no longer positive definite.
     y = np.arange(len(x)) % 2
     model = kind(**QUICK).fit(x, y if kind is StationaryClassifier else y + 0.1 * np.arange(len(x)))
     assert np.isfinite(answer(model, x)).all()
@@ -590,8 +583,6 @@ def test_odd_tables_are_learnt_from(kind, x):
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("seed", [2, 3, 19])
 def test_columns_with_long_tails_are_learnt_from(kind, seed):
-    # BUG (kernel_features.squared_distances): a few rows lie many lengthscales away, the matrix product loses the small
-    # distances of the others, and the classifier's kernel is not positive definite: a LinAlgError.
     logs = np.random.default_rng(seed).normal(size=40)
     x = np.exp(8 * logs)[:, None]
     model = kind(**QUICK).fit(x, target_of(kind, logs))
@@ -683,8 +674,6 @@ def test_tables_that_cannot_be_learnt_from_are_refused(kind):
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_missing_targets_are_refused_without_a_warning(kind):
-    # BUG (classifier.fit): check_classification_targets casts NaN to an integer, with a RuntimeWarning, before y is checked;
-    # the classifier's own check of NaN comes after it and is never reached.
     with pytest.raises(ValueError, match="Input y contains NaN"):
         kind(**QUICK).fit(line(10)[0], np.r_[np.nan, np.zeros(4), np.ones(5)])
 

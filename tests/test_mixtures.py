@@ -9,7 +9,7 @@ from scipy.special import softmax
 from scipy.stats import norm
 
 from bochner.estimators import spread
-from bochner.estimators.members import Inputs, Member, climb, kept_members, variance_left
+from bochner.estimators.members import Inputs, Member, climb, variance_left, worth_keeping
 from bochner.estimators.mixture import NormalMixture, as_numpy, stacking_weights
 from bochner.estimators.spread import Spread, learn_spread
 from bochner.estimators.targets import TargetMap
@@ -77,12 +77,9 @@ def test_a_row_of_weight_three_counts_as_three_rows():
     torch.testing.assert_close(stacking_weights(logs, weight), expected)
 
 
-def test_members_that_count_little_are_left_out_and_networks_stand_together():
-    wide = [Member(0.5, None), Member(0.01, None), Member(0.44, None)]
-    deep = [Member(0.01, None, network=number) for number in range(5)]
-    kept = kept_members(wide + deep, 0.02)
-    assert [member.network for member in kept] == [None, None, 0, 1, 2, 3, 4]
-    assert [member.weight for member in kept] == pytest.approx(np.array([0.5, 0.44] + 5 * [0.01]) / 0.99)
+def test_candidates_that_count_little_are_left_out_but_never_the_first():
+    weights = torch.tensor([0.001, 0.5, 0.009, 0.49], dtype=torch.float64)
+    assert worth_keeping(weights, 0.02) == [0, 1, 3]
 
 
 def test_a_climb_ends_on_a_top():

@@ -9,40 +9,46 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load as parse
 from safetensors.torch import save as serialise
 from sklearn.base import clone
 
-from bochner import Matern, estimator_base, storage
-from bochner.estimators import StationaryClassifier, StationaryRegressor
+from bochner import Matern, storage
+from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.storage import ModelFileError, load, save
 
-LAST = "1.model.extractor.0"  # intervals of a network with hidden layers
+LAST = "0.network0.0"  # intervals of a network
+NETWORKS = Settings(network_rows=60, least_steps=10, most_steps=10, member_floor=0.0)
 KINDS = {
-    "regression": (StationaryRegressor, {}),
-    "classes": (StationaryClassifier, {}),
-    "hidden": (StationaryRegressor, {"kernel": ("rbf", Matern(nu=2.0))}),
-    "hidden classes": (StationaryClassifier, {"kernel": (Matern(nu=2.0),)}),
-    "laplace": (StationaryClassifier, {"posterior": "laplace"}),
+    "regression": (StationaryRegressor, {"hidden_layer_sizes": ()}),
+    "classes": (StationaryClassifier, {"hidden_layer_sizes": ()}),
+    "networks": (
+        StationaryRegressor,
+        {"kernel": ("rbf", Matern(nu=2.5)), "settings": NETWORKS, "hidden_layer_sizes": (8, 3)},
+    ),
+    "classes on networks": (
+        StationaryClassifier,
+        {"kernel": (Matern(nu=2.5),), "settings": NETWORKS, "hidden_layer_sizes": (8, 3)},
+    ),
+    "several targets": (StationaryRegressor, {"hidden_layer_sizes": ()}),
+    "table": (StationaryRegressor, {"hidden_layer_sizes": ()}),
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_training():
-    """Sixty rows are enough for hidden layers here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimator_base, "TRAINED_FROM", 60)
-        patch.setattr(estimator_base, "EPOCHS", 30)
-        yield
-
-
-def data(kind):
+def data(name):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 3))
     y = np.sin(x[:, 0]) + 0.1 * rng.normal(size=60)
-    return x, np.where(y > 0, "up", "down") if kind is StationaryClassifier else y
+    if KINDS[name][0] is StationaryClassifier:
+        return x, np.where(y > 0, "up", "down")
+    if name == "table":
+        frame = pd.DataFrame(x, columns=list("abc")).assign(d=np.where(x[:, 2] > 0, "u", "v"))
+        frame.loc[:4, "a"] = np.nan
+        return frame, np.exp(y)
+    return x, np.stack([y, y**2], 1) if name == "several targets" else y
 
 
 @pytest.fixture(scope="module")
@@ -50,14 +56,12 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     made = {}
     for name, (kind, options) in KINDS.items():
-        hidden = () if name in ("regression", "classes") else (8, 3)
-        estimator = kind(width=20, random_state=0, hidden=hidden, networks=2, **options).fit(*data(kind))
+        estimator = kind(random_state=0, **options).fit(*data(name))
         made[name] = (estimator, save(folder / f"{name}.bochner", estimator, table={"a": 1}))
     return made
 
 
-def answers(estimator):
-    x = data(type(estimator))[0] * 2
+def answers(estimator, x):
     first = (
         estimator.predict_proba(x)
         if hasattr(estimator, "classes_")
@@ -69,14 +73,16 @@ def answers(estimator):
 @pytest.mark.parametrize("name", KINDS)
 def test_a_new_process_predicts_the_same_bits(name, saved, tmp_path):
     estimator, path = saved[name]
-    np.save(tmp_path / "x.npy", data(type(estimator))[0] * 2)
+    x = pd.DataFrame(data(name)[0])
+    x.to_pickle(tmp_path / "x.pkl")
     script = (
-        "import sys, numpy as np; from bochner.storage import load; e = load(sys.argv[1]).estimator; x = np.load(sys.argv[2]);"
+        "import sys, numpy as np, pandas as pd; from bochner.storage import load; e = load(sys.argv[1]).estimator;"
+        "x = pd.read_pickle(sys.argv[2]); x = x if hasattr(e, 'feature_names_in_') else x.to_numpy();"
         "first = e.predict_proba(x) if hasattr(e, 'classes_') else np.stack(e.predict(x, return_std=True));"
         "sys.stdout.buffer.write(first.tobytes() + e.ood_score(x).tobytes() + str(e.ood_threshold_).encode())"
     )
-    found = subprocess.run([sys.executable, "-c", script, path, tmp_path / "x.npy"], capture_output=True, check=True)
-    assert found.stdout == answers(estimator)
+    found = subprocess.run([sys.executable, "-c", script, path, tmp_path / "x.pkl"], capture_output=True, check=True)
+    assert found.stdout == answers(estimator, data(name)[0])
 
 
 def test_everything_else_comes_back_too(saved):
@@ -84,40 +90,25 @@ def test_everything_else_comes_back_too(saved):
         back = load(path)
         assert back.table == {"a": 1}
         assert back.about["estimator"] == type(estimator).__name__
-        assert back.about["rows"] == 60
-        assert back.estimator.get_params() == estimator.get_params()
-        for name in ("lengthscale_", "classes_", "x_mean_"):
-            if hasattr(estimator, name):
-                np.testing.assert_array_equal(getattr(back.estimator, name), getattr(estimator, name))
+        assert back.estimator.get_params() == estimator.get_params() | {"device": "auto"}
+        assert back.estimator.columns_ == estimator.columns_
+        if hasattr(estimator, "classes_"):
+            np.testing.assert_array_equal(back.estimator.classes_, estimator.classes_)
     regressor, path = saved["regression"]
     again = load(path).estimator
     assert again.log_marginal_likelihood_ == regressor.log_marginal_likelihood_
-    x, y = data(StationaryRegressor)
+    x, y = data("regression")
     again.partial_fit(x + 1, y)  # the stream goes on where it was saved
-    assert again.statistics_.count == 120
-    assert [member.posterior.statistics.count for member in again.members_] == [120] * 3
+    assert {member.head.sums.total for member in again.mixtures_[0].members} == {120.0}
 
 
-def test_names_of_columns_are_kept(tmp_path):
-    import pandas as pd
-
-    x, y = data(StationaryRegressor)
-    estimator = StationaryRegressor(width=20, random_state=np.random.RandomState(0)).fit(
-        pd.DataFrame(x, columns=list("abc")), y
-    )
-    back = load(save(tmp_path / "m.bochner", estimator)).estimator
-    assert list(back.feature_names_in_) == ["a", "b", "c"]
-    assert back.random_state is None
-
-
-def test_the_file_holds_no_training_row(saved):
-    estimator, path = saved["regression"]
-    x, _ = data(StationaryRegressor)
-    for array in parse(path.read_bytes()).values():
-        for row in x:
-            assert not np.isin(row, array.numpy()).all()
-    assert x[0].tobytes() not in path.read_bytes()
-    assert (x[0] - estimator.x_mean_).tobytes() not in path.read_bytes()
+def test_names_of_columns_and_categories_are_kept(saved, tmp_path):
+    back = load(saved["table"][1]).estimator
+    assert list(back.feature_names_in_) == ["a", "b", "c", "d"]
+    assert back.columns_.columns[3].categories == ("u", "v")
+    x, y = data("regression")
+    model = StationaryRegressor(hidden_layer_sizes=(), random_state=np.random.RandomState(0)).fit(x, y)
+    assert load(save(tmp_path / "m.bochner", model)).estimator.random_state is None
 
 
 # ------------------------------------------------------------------ refusals
@@ -154,23 +145,28 @@ def resigned(path, target, change, tensors=lambda found: found):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(format=1), "has format 1, and this bochner .* reads format 3; it was written by bochner"),
+        (lambda c: c.update(format=1), "has format 1, and this bochner .* reads format 4; it was written by bochner"),
         (lambda c: c.update(estimator="os.system"), "does not hold what a model must hold .KeyError: 'os.system'"),
         (lambda c: c.update(estimator="StationaryRegressor"), "does not hold what a model must hold"),
-        (lambda c: c["parameters"].update(width=10**9), "the width does not agree with the weights"),
-        (lambda c: c["parameters"].update(width="all"), "The width parameter must be an integer"),
+        (lambda c: c["parameters"].update(hidden_layer_sizes=[-1]), "hidden_layer_sizes parameter must be"),
         (lambda c: c["parameters"].update(kernel={"type": "exec"}), "KeyError: 'exec'"),
         (lambda c: c["parameters"].update(surprise=1), "unexpected keyword argument 'surprise'"),
-        (lambda c: c["numbers"].update(__class__=1.0), "unknown number __class__"),
-        (lambda c: c["numbers"].update(amplitude_="1"), "unknown number amplitude_"),
-        (lambda c: c["members"][0].update(weight=0.9), "the weights are not positive, or do not add up to 1"),
-        (
-            lambda c: [m.update(weight=w) for m, w in zip(c["members"], (-1, 1, 1), strict=True)],
-            "weights are not positive",
-        ),
-        (lambda c: c["members"][0].update(kernel={"type": "exec"}), "KeyError: 'exec'"),
-        (lambda c: c["members"].clear(), "the weights are not positive, or do not add up to 1"),
-        (lambda c: c.update(classes=["a", "b", "c"]), "does not hold what a model must hold"),
+        (lambda c: c["parameters"].update(settings={"surprise": 1}), "unexpected keyword argument 'surprise'"),
+        (lambda c: c.update(ood_threshold=float("nan")), "ood_threshold is nan"),
+        (lambda c: c.update(ood_threshold="0.9"), "ood_threshold is '0.9'"),
+        (lambda c: c["columns"][0].update(scale=0.0), "the scale of column 0 is 0.0"),
+        (lambda c: c["columns"].pop(), "the number of columns"),
+        (lambda c: c["mixtures"][0]["members"][0].update(weight=0.9), "the weights do not add up to 1"),
+        (lambda c: c["mixtures"][0]["members"][0].update(weight=-1), "a weight is -1"),
+        (lambda c: c["mixtures"][0]["members"][0].update(amplitude=0), "an amplitude is 0"),
+        (lambda c: c["mixtures"][0]["members"][0].update(averaging=2.0), "the averaging is not a share"),
+        (lambda c: c["mixtures"][0]["members"][0].update(network=0), "a network is missing"),
+        (lambda c: c["mixtures"][0]["members"][0].update(kernel={"type": "exec"}), "KeyError: 'exec'"),
+        (lambda c: c["mixtures"][0]["members"].clear(), "the weights do not add up to 1"),
+        (lambda c: c["mixtures"].clear(), "there must be one mixture"),
+        (lambda c: c["mixtures"][0].update(networks=10**9), "does not hold what a model must hold"),
+        (lambda c: c.update(classes=["a", "b", "c"]), "a head's sizes do not agree"),
+        (lambda c: c.update(classes=["a", "a"]), "the classes are not different"),
         (lambda c: c.update(class_type="O8x"), "does not hold what a model must hold"),
         (lambda c: c.pop("parameters"), "KeyError: 'parameters'"),
     ],
@@ -184,15 +180,15 @@ def test_edited_json_is_refused_even_under_a_correct_checksum(change, message, s
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (lambda t: {k: v for k, v in t.items() if k != "gram"}, "KeyError: 'gram'"),
-        (lambda t: t | {"x_mean": t["x_mean"] * torch.nan}, "x_mean is not finite"),
-        (
-            lambda t: t | {"0.mean": t["0.mean"][:3].contiguous()},
-            "mean parameter must have a column for each of 2 classes",
-        ),
-        (lambda t: t | {"gram": -t["gram"]}, "is not positive definite"),
-        (lambda t: t | {"gram": t["gram"][:3, :3].contiguous()}, "the width does not agree with the sums"),
-        (lambda t: {k: v for k, v in t.items() if k != "1.model.layer.weight"}, "KeyError: 'layer.weight'"),
+        (lambda t: {k: v for k, v in t.items() if k != "0.member0.gram"}, "KeyError: 'gram'"),
+        (lambda t: t | {"novelty.left": t["novelty.left"] * torch.nan}, "novelty.left is not finite"),
+        (lambda t: t | {"novelty.left": t["novelty.left"].flip(0).contiguous()}, "values are not sorted"),
+        (lambda t: cut(t, "novelty.factor"), "the sizes of the score"),
+        (lambda t: cut(t, "0.member0.weights"), "a head's sizes do not agree"),
+        (lambda t: cut(t, "0.member0.gram"), "a head's sizes do not agree"),
+        (lambda t: t | {"0.member0.gram": -1e9 * t["0.member0.gram"]}, "positive-definite"),
+        (lambda t: t | {"0.member0.lengthscale": -t["0.member0.lengthscale"]}, "a lengthscale is not positive"),
+        (lambda t: t | {"0.member0.anchors": t["0.member0.anchors"].float()}, "a head's sizes do not agree"),
     ],
 )
 def test_edited_tensors_are_refused_even_under_a_correct_checksum(tensors, message, saved, tmp_path):
@@ -218,7 +214,7 @@ def cut(tensors, name):
     ],
 )
 def test_edited_intervals_are_refused(tensors, saved, tmp_path):
-    path = resigned(saved["hidden classes"][1], tmp_path / "edited.bochner", lambda _: None, tensors)
+    path = resigned(saved["classes on networks"][1], tmp_path / "edited.bochner", lambda _: None, tensors)
     with pytest.raises(ModelFileError, match="the intervals do not agree with the columns"):
         load(path)
 
@@ -260,15 +256,12 @@ def test_only_fitted_estimators_are_saved(tmp_path):
 
 
 def test_what_could_not_be_read_back_is_not_written(saved, tmp_path):
-    estimator = (
-        clone(saved["regression"][0])
-        .set_params(width=np.int64(20), random_state=np.int64(3))
-        .fit(*data(StationaryRegressor))
-    )
+    estimator = clone(saved["regression"][0]).set_params(false_alarm=np.float64(0.1), random_state=np.int64(3))
+    estimator.fit(*data("regression"))
     back = load(save(tmp_path / "m.bochner", estimator)).estimator  # parameters as a grid search sets them
-    assert (back.width, back.random_state) == (20, 3)
-    estimator.set_params(width=40)
-    with pytest.raises(ValueError, match=r"could not be read back, so it is not written .the width does not agree"):
+    assert (back.false_alarm, back.random_state) == (0.1, 3)
+    estimator.ood_threshold_ = "high"
+    with pytest.raises(ValueError, match=r"could not be read back, so it is not written .ood_threshold is 'high'"):
         save(tmp_path / "n.bochner", estimator)
     assert not (tmp_path / "n.bochner").exists()
 
@@ -283,7 +276,7 @@ def test_a_missing_gpu_is_not_blamed_on_the_file(saved):
 def test_fitted_estimators_can_be_copied_and_pickled(name, saved):
     estimator, _ = saved[name]
     for other in (copy.deepcopy(estimator), pickle.loads(pickle.dumps(estimator))):
-        assert answers(other) == answers(estimator)
+        assert answers(other, data(name)[0]) == answers(estimator, data(name)[0])
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(saved, tmp_path, monkeypatch):

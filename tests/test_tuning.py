@@ -200,8 +200,6 @@ def test_few_others_are_those_that_do_not_judge(generator):
 
 @pytest.mark.parametrize("sizes", [(60, 30, 10), (50, 50), (80, 20), (37, 41, 22)])
 def test_classes_are_spread_evenly_over_the_parts(sizes, generator):
-    # BUG (plan.make_plan): classes lie at even distances in the order, and parts take every fifth row of it; where the
-    # distances and five have a common period a part gets rows of one class only. Blocks of the order would be even.
     labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
     labels = labels[torch.randperm(100, generator=generator)]
     plan = make_plan(100, labels, Settings(folds=5), generator)

@@ -1,5 +1,6 @@
 """Command line. Parsing and printing only: the work is done elsewhere."""
 
+import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -317,7 +318,8 @@ def demo(out: Out = Path("demo"), seed: Seed = 0) -> None:
         f"\ntwo classes: mean confidence         on the data    at distance {FAR:g}    flagged there", soft_wrap=True
     )
     for name, v in found.arcs.items():
-        far = f"{v['far_confidence']:<17.2f} {100 * v['far_flagged']:.0f} %"
+        flagged = "–" if math.isnan(v["far_flagged"]) else f"{100 * v['far_flagged']:.0f} %"  # ReLU has no score
+        far = f"{v['far_confidence']:<17.2f} {flagged}"
         console.print(f"  {name:<34} {v['near_confidence']:<14.2f} {far}")
     page = write(folder / "report.html", "Networks that know what they do not know", found.sections)
     console.print(f"\nReport with figures: {page.resolve()}", soft_wrap=True)

@@ -303,7 +303,7 @@ def _kernel_from_json(kernel: Any) -> Any:
 def _restore_columns(content: Json) -> Columns:
     columns = []
     for about in content["columns"]:
-        column = Column(**about)
+        column = Column(**(about | {"shares": tuple(about["shares"])}))
         for value, what in ((column.mean, "mean"), (column.missing, "share of missing values")):
             _number(value, f"the {what} of column {column.name}")
         _number(column.scale, f"the scale of column {column.name}", positive=True)

@@ -174,6 +174,12 @@ class Stationary(BaseEstimator):
             raise ValueError(
                 f"X must be a DataFrame, as in training, for it has categories; got {type(X).__name__} instead."
             )
+        if not hasattr(self, "feature_names_in_"):  # names that are not texts: columns count by their place
+            if X.shape[1] != self.n_features_in_:
+                raise ValueError(
+                    f"X has {X.shape[1]} features, but {self.n_features_in_} features were there in training."
+                )
+            return X.reset_index(drop=True)
         missing = [name for name in self.feature_names_in_ if name not in X.columns]
         if missing:
             raise ValueError(f"X lacks the column {missing[0]!r} that was there in training.")
@@ -210,10 +216,7 @@ def _has_categories(X: Any) -> bool:
 
 
 def check_names(table: Any) -> None:
-    """Raises a ValueError unless the columns of a DataFrame have different texts for names."""
-    strange = [name for name in table.columns if not isinstance(name, str)]
-    if strange:
-        raise ValueError(f"Columns of a table with categories must be named by texts, got {strange[0]!r}.")
+    """Raises a ValueError unless the columns of a DataFrame have different names."""
     twice = table.columns[table.columns.duplicated()]
     if len(twice):
         raise ValueError(f"X has more than one column named {twice[0]!r}; rename or leave out the others.")
@@ -233,6 +236,6 @@ def merge_equal_rows(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[
     both[np.isnan(both)] = np.nan  # one pattern of bits
     keys = both.view(np.dtype((np.void, both.dtype.itemsize * both.shape[1])))[:, 0]
     _, first, number = np.unique(keys, return_index=True, return_inverse=True)
-    # Sorted by the target and the first columns, so that the order does not depend on units.
-    order = np.lexsort([*(both[first, column] for column in reversed(range(min(3, both.shape[1])))), both[first, -1]])
+    # Sorted by the first columns and then the target, so that the order does not depend on units.
+    order = np.lexsort([both[first, -1], *(both[first, column] for column in reversed(range(min(3, x.shape[1]))))])
     return first[order], np.bincount(number.ravel(), weight)[order]

@@ -26,7 +26,9 @@ from bochner.estimators.tuning import Rows
 from bochner.spectra import Spectrum
 
 AMPLITUDES = tuple(2.0**k for k in range(7))  # prior standard deviations of a latent function that are tried
-SCALES = tuple(2.0**k for k in range(-3, 3))  # lengthscales that are tried, in median distances; longer ones never revert
+SCALES = tuple(
+    2.0**k for k in range(-3, 3)
+)  # lengthscales that are tried, in median distances; longer ones never revert
 DEEP_AMPLITUDES = (1.0, 2.0, 4.0, 8.0)  # the same for heads on networks
 DEEP_SCALES = (2.0, 4.0, 8.0)  # the same, lengthscales, in those that the networks were trained with
 DEEP_START = 4.0  # the most frequent choice: where the climb begins
