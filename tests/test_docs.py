@@ -114,70 +114,29 @@ def test_lines_are_not_too_long():
             assert len(line) <= 145, f"{page}, line {number}"
 
 
-LABELS = {
-    "no-intervals": "no intervals",
-    "one-length": "only the longest training",
-    "one-network": "`networks=1`",
-    "rbf": '`kernel="rbf"`',
-    "wide": "`hidden=()`",
-    "wide-tuned-at-500": "`hidden=()`, tuned with 500 units",
-    "wide-matern32": "`hidden=()`, Matérn-3/2 alone",
-}
-
-
 def test_numbers_of_the_default_are_those_of_its_rows():
-    page, front = ((ROOT / name).read_text() for name in ("docs/default.md", "README.md"))
-    folder = ROOT / "results" / "default"
-
-    def rows(file, **wanted):
-        return [row for row in read_rows(folder / file) if all(row[name] == value for name, value in wanted.items())]
-
-    def mean(own, name):
-        return f"{np.mean([row[name] for row in own]):.3f}".replace("-", "−")
-
-    def cells(own, *names):
-        return " | ".join(f"{mean(own, name)} ± {np.std([row[name] for row in own]):.3f}" for name in names)
-
-    plain = page.replace("**", "")
-    for name in ("boston", "concrete", "airfoil", "elevators"):
-        own = rows("folds.jsonl", set=name, model="bochner")
-        line = f"{cells(own, 'nlpd', 'rmse')} | {mean(own, 'coverage_90')} | {mean(own, 'far_mean')} ({mean(own, 'far_low')})"
-        assert f"| {name} | default | {line} |" in plain
-        for model, kernel in {"gp-matern32": "Matérn-3/2", "gp-matern52": "Matérn-5/2", "gp-rbf": "RBF"}.items():
-            if own := rows("folds.jsonl", set=name, model=model):
-                line = f"| | exact GP, {kernel} | {cells(own, 'nlpd', 'rmse')} | {mean(own, 'coverage_90')} | |"
-                assert line in plain, (name, model)
-    for name in ("diabetes", "adult", "connect-4"):
-        own = rows("folds.jsonl", set=name, model="bochner")
-        far = f"{mean(own, 'far_mean')} ({mean(own, 'far_high')})"
-        assert f"| {name} | {cells(own, 'nlpd', 'accuracy', 'ece')} | {far} |" in plain
-    sets = ("boston", "concrete", "airfoil", "elevators", "diabetes")
-    first = {name: rows("folds.jsonl", set=name, model="bochner", seed=0) for name in sets}
-    assert f"| default | {' | '.join(mean(first[name], 'nlpd') for name in sets)} |" in plain
-    for model, label in LABELS.items():
-        found = []
-        for name in sets:
-            own = rows("folds.jsonl", set=name, model=model, seed=0)
-            less = np.array([row["nlpd"] - peer["nlpd"] for row, peer in zip(own, first[name], strict=False)])
-            found.append(f"{less.mean():+.3f} ± {less.std(ddof=1) / 10**0.5:.3f}" if len(own) == 10 else "")
-        line = f"| {label} | {' | '.join(found)} |".replace("-", "−").replace("  ", " ").replace("  ", " ")
-        assert line.replace("Matérn−3", "Matérn-3") in plain, model
-    for name in ("diabetes-progression", "friedman1", "friedman2", "friedman3"):
-        for model in {row["model"] for row in rows("unseen.jsonl")}:
-            own = rows("unseen.jsonl", set=name, model=model)
-            label = "default" if model == "bochner" else model
-            assert f"| {name} | {label} | {cells(own, 'nlpd', 'rmse')} | {mean(own, 'coverage_90')} |" in plain
-    for row in read_rows(folder / "cost.jsonl"):
-        assert f"| {row['rows']:,} | {row['seconds']:.0f} | {row['bytes'] / 2**30:.2f} | {row['networks']} |" in page
-    (row,) = read_rows(folder / "boston.jsonl")
-    for name in ("bochner_tuning", "gpytorch_own_matern", "gpytorch_tuning"):
-        assert f"{row[name]:.2f} s" in page
-    for words in ("default", "exact GP"):
-        found = []
-        for name in ("boston", "concrete", "airfoil", "elevators"):
-            models = ["bochner"] if words == "default" else ["gp-matern32", "gp-matern52", "gp-rbf"]
-            means = [
-                np.mean([r["nlpd"] for r in own]) for m in models if (own := rows("folds.jsonl", set=name, model=m))
-            ]
-            found.append(f"{min(means):.3f}".replace("-", "−"))
-        assert f"| {words} | {' | '.join(found)} |" in front
+    page, front = (
+        (ROOT / name).read_text().replace("**", "").replace("−", "-") for name in ("docs/default.md", "README.md")
+    )
+    folds, suite, cost = (
+        read_rows(ROOT / "results" / name) for name in ("default/folds.jsonl", "suite/rows.jsonl", "default/cost.jsonl")
+    )
+    for name in {row["set"] for row in folds}:
+        own = [row for row in folds if row["set"] == name]
+        third = "rmse" if "rmse" in own[0] else "accuracy"
+        cells = [f"{np.mean([r[c] for r in own]):.3f} ± {np.std([r[c] for r in own]):.3f}" for c in ("nlpd", third)]
+        assert f"| {name} | {len(own)} | {' | '.join(cells)} |" in page, name
+        if name in ("boston", "concrete", "airfoil", "elevators"):
+            assert re.search(rf"{name} (has )?{np.mean([r['nlpd'] for r in own]):.3f}", front), name
+    means = {}
+    for name in {row["table"] for row in suite}:
+        means[name] = np.mean([row["nlpd"] for row in suite if row["table"] == name])
+        assert f"| {name[2:]} | {means[name]:.3f} |" in page, name
+    for kind, count in (("c_", 10), ("r_", 17)):
+        own = [value for name, value in means.items() if name.startswith(kind)]
+        assert len(own) == count
+        assert f"| mean | {np.mean(own):.3f} |" in page
+        assert f"| mean | {np.mean(own):.3f} |" in front
+    for row in cost:
+        line = f"| {row['kind']} | {row['rows']:,} | {row['seconds']:.1f} | {row['peak_bytes'] / 2**30:.2f} "
+        assert line in page

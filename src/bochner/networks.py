@@ -2,18 +2,18 @@
 
 import torch
 from torch import nn
-from torch.nn.utils import skip_init
 
 
 def linear(
     in_features: int, out_features: int, *, bias: bool = True, generator: torch.Generator | None = None
 ) -> nn.Linear:
     """An ``nn.Linear`` with torch's usual initial distribution, drawn from an explicit generator."""
-    layer = skip_init(nn.Linear, in_features, out_features, bias=bias)
+    with torch.random.fork_rng(devices=[]):  # torch draws from its global state first; what it drew is replaced
+        layer = nn.Linear(in_features, out_features, bias=bias)
     bound = in_features**-0.5
     for parameter in layer.parameters():
         nn.init.uniform_(parameter, -bound, bound, generator=generator)
-    return layer  # pyright: ignore[reportReturnType]
+    return layer
 
 
 class SeededDropout(nn.Module):
@@ -125,11 +125,12 @@ def conv(
     generator: torch.Generator | None = None,
 ) -> nn.Conv2d:
     """A square ``nn.Conv2d`` with torch's usual initial distribution, drawn from an explicit generator."""
-    layer = skip_init(nn.Conv2d, in_features, out_features, kernel, padding=padding, bias=bias)
+    with torch.random.fork_rng(devices=[]):
+        layer = nn.Conv2d(in_features, out_features, kernel, padding=padding, bias=bias)
     bound = (in_features * kernel**2) ** -0.5
     for parameter in layer.parameters():
         nn.init.uniform_(parameter, -bound, bound, generator=generator)
-    return layer  # pyright: ignore[reportReturnType]
+    return layer
 
 
 def digit_net(

@@ -121,7 +121,8 @@ def log_evidence(rows: Rows, spectrum: Spectrum, group: Tensor, theta: np.ndarra
         value = value - 0.5 * outputs * ((total - len(rows)) * math.log(nugget) + rows.weight.log().sum())
         value = float(value) - 0.5 * outputs * total * math.log(2 * math.pi)
         gradient = solved @ solved.mT - outputs * torch.cholesky_inverse(factor)  # of the value in the matrix, doubled
-    (slope,) = torch.autograd.grad(kernel, distance, gradient * signal)
+    # A scalar: torch loads its symbolic algebra, a second's work, where it is given a gradient of another shape.
+    (slope,) = torch.autograd.grad((kernel * (gradient * signal)).sum(), distance)
     slope = slope.detach().fill_diagonal_(0.0)
     kernel = kernel.detach()
     # d r²/d log ℓ = −2 (x − x')² for each input.
