@@ -212,7 +212,7 @@ def test_the_calibration_table_counts_targets_inside_the_intervals(regression):
     for nominal, observed in table[1:]:
         ends = estimator.predict_interval(X, _number(nominal) / 100)
         count = sum(low <= value <= high for value, (low, high) in zip(y, ends, strict=True))
-        assert observed == f"{100 * count / 80:.1f}\N{NO-BREAK SPACE}%"
+        assert observed == f"{100 * (count / 80):.1f}\N{NO-BREAK SPACE}%"
 
 
 def test_predictions_are_drawn_sorted_and_along_the_column_that_matters_most(regression):
