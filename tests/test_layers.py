@@ -58,9 +58,10 @@ def test_compile_agrees_with_eager_forward_and_backward(name, generator):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stack_of_layers_under_vmap_equals_each_alone(name, generator):
-    layers = [make(name, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    # In float64: single-precision products differ by more between batched and single ones on some processors.
+    layers = [make(name, generator=torch.Generator().manual_seed(seed)).double() for seed in range(3)]
     params, buffers = torch.func.stack_module_state(layers)
-    x = torch.randn(3, 5, 3, generator=generator)
+    x = torch.randn(3, 5, 3, generator=generator, dtype=torch.float64)
 
     def loss(params, x):
         return torch.func.functional_call(layers[0], (params, buffers), (x,)).square().sum()
@@ -70,7 +71,7 @@ def test_a_stack_of_layers_under_vmap_equals_each_alone(name, generator):
         alone = torch.autograd.grad(layer(x[i]).square().sum(), list(layer.parameters()), allow_unused=True)
         for name_, grad in zip(dict(layer.named_parameters()), alone, strict=True):
             torch.testing.assert_close(
-                stacked[name_][i], torch.zeros_like(stacked[name_][i]) if grad is None else grad, rtol=1e-5, atol=1e-5
+                stacked[name_][i], torch.zeros_like(stacked[name_][i]) if grad is None else grad, rtol=1e-9, atol=1e-9
             )
 
 
