@@ -76,7 +76,7 @@ def fit_and_score(x: np.ndarray, y: np.ndarray, new: np.ndarray, truth: np.ndarr
     model: Any = (StationaryClassifier if classes else StationaryRegressor)(random_state=seed).fit(x, y)
     seconds = time.perf_counter() - began
     found = (score_classifier if classes else score_regressor)(model, x, new, truth)
-    members = model.mixture_.members if classes else model.mixtures_[0].members
+    members = model.mixtures_[0].members
     on_networks = sum(member.weight for member in members if member.network is not None)
     return found | {"on_networks": on_networks, "members": len(members), "seconds": seconds}
 

@@ -16,7 +16,7 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
-from bochner.estimators.heads import GaussianHead, Sums
+from bochner.estimators.heads import GaussianHead, sums_of
 from bochner.estimators.members import Inputs
 from bochner.estimators.tuning import Rows
 from bochner.spectra import RBF, Matern
@@ -354,11 +354,11 @@ def test_streaming_gives_the_posterior_of_all_rows(fitted):
     for member in parts.mixtures_[0].members:
         rows = Rows(inputs, member.map.forward(torch.from_numpy(y))[:, None], torch.from_numpy(weight))
         whole = GaussianHead(
-            member.head.features, Sums.of(member.head.features, rows), member.head.amplitude, member.head.noise
+            member.head.features, sums_of(member.head.features, rows), member.head.amplitude, member.head.noise
         )
         torch.testing.assert_close(member.head.mean, whole.mean, rtol=1e-6, atol=1e-8)
         torch.testing.assert_close(member.head.sums.gram, whole.sums.gram)
-        assert member.head.sums.total == pytest.approx(150)
+        assert member.head.sums.count == pytest.approx(150)
         assert member.head.log_evidence == pytest.approx(whole.log_evidence)
     assert parts.ood_threshold_ == threshold
     assert fitted.predict(x).std() == pytest.approx(parts.predict(x).std(), rel=0.1)
@@ -368,9 +368,9 @@ def test_later_rows_reach_the_networks_too(deep):
     x, y = line(30, seed=6)
     model = StationaryRegressor(**FAST).fit(*line(220))
     np.testing.assert_array_equal(model.predict(x), deep.predict(x))
-    before = [member.head.sums.total for member in model.mixtures_[0].members]
+    before = [member.head.sums.count for member in model.mixtures_[0].members]
     model.partial_fit(x, y)
-    assert [member.head.sums.total for member in model.mixtures_[0].members] == [total + 30 for total in before]
+    assert [member.head.sums.count for member in model.mixtures_[0].members] == [total + 30 for total in before]
     assert model.log_prob(x, y).mean() > deep.log_prob(x, y).mean()
 
 
@@ -434,7 +434,7 @@ def test_a_noise_that_grows_is_known():
 def test_probabilities_are_the_weighted_mean_of_what_members_say(moons, deep_moons):
     new = make_moons(30, noise=0.3, random_state=1)[0]
     for model in (moons[0], deep_moons):
-        mixture = model.mixture_
+        mixture = model.mixtures_[0]
         inputs = Inputs(torch.from_numpy(model.columns_.transform(new)), mixture.extractors)
         said = np.stack([m.head.probabilities(inputs.of(m.network)).numpy() for m in mixture.members])
         weights = np.array([m.weight for m in mixture.members])
@@ -445,7 +445,7 @@ def test_probabilities_are_the_weighted_mean_of_what_members_say(moons, deep_moo
         # A class that all members rule out stays ruled out.
         assert (found <= said.max(0) + 1e-12).all()
         assert (found >= said.min(0) - 1e-12).all()
-    assert any(member.network is not None for member in deep_moons.mixture_.members)
+    assert any(member.network is not None for member in deep_moons.mixtures_[0].members)
 
 
 def test_classes_are_learnt(moons, deep_moons):

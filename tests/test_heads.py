@@ -13,18 +13,18 @@ from sklearn.gaussian_process.kernels import Matern as SklearnMatern
 from sklearn.linear_model import LogisticRegression
 
 from bochner.estimators.heads import (
-    FeatureRows,
     GaussianHead,
     SoftmaxHead,
-    Sums,
     as_probabilities,
     as_targets,
     find_mode,
     left_out_latent,
+    sums_of,
 )
 from bochner.estimators.kernel_features import JITTER, KernelFeatures, correlation, squared_distances
 from bochner.estimators.threads import one_thread
 from bochner.estimators.tuning import Rows
+from bochner.posteriors.closed_form_classifier import FeatureRows
 from bochner.spectra import RBF, Matern
 
 AMPLITUDE, NOISE = 1.7, 0.3
@@ -56,7 +56,7 @@ def features_at(x):
 
 def gaussian(x, y, weight=None, anchors=None):
     features = features_at(x if anchors is None else anchors)
-    return GaussianHead(features, Sums.of(features, rows_of(x, y, weight)), AMPLITUDE, NOISE)
+    return GaussianHead(features, sums_of(features, rows_of(x, y, weight)), AMPLITUDE, NOISE)
 
 
 # ------------------------------------------------------------------ features
@@ -85,23 +85,23 @@ def test_products_of_features_are_the_kernel_at_the_anchors_and_nystroem_elsewhe
 def test_features_are_the_same_in_pieces():
     x, _ = table(5000)
     features = features_at(x[:10])
-    pieces = features.chunks(torch.from_numpy(x))
+    pieces = list(FeatureRows(features, torch.from_numpy(x), 10, 4096))
     assert [len(piece) for piece in pieces] == [4096, 904]
     whole = features(torch.from_numpy(x))
-    torch.testing.assert_close(torch.cat(list(FeatureRows(features, torch.from_numpy(x)))), whole)
+    torch.testing.assert_close(torch.cat(pieces), whole)
     y = x[:, :1] ** 2
-    sums = Sums.of(features, rows_of(x, y))
+    sums = sums_of(features, rows_of(x, y))
     torch.testing.assert_close(sums.gram, whole.mT @ whole)
     torch.testing.assert_close(sums.projection, whole.mT @ torch.from_numpy(y))
-    assert (sums.square, sums.total) == (pytest.approx((y**2).sum()), 5000)
+    assert (sums.square, sums.count) == (pytest.approx((y**2).sum()), 5000)
 
 
 def test_features_that_are_too_many_to_keep_are_computed_again(monkeypatch):
     x = torch.from_numpy(table(30)[0])
     features = features_at(x[:10].numpy())
-    kept = torch.cat(list(FeatureRows(features, x)))
-    monkeypatch.setattr("bochner.estimators.heads.KEPT_NUMBERS", 0)
-    again = FeatureRows(features, x)
+    kept = torch.cat(list(FeatureRows(features, x, 10, 8)))
+    monkeypatch.setattr("bochner.posteriors.closed_form_classifier.KEPT", 0)
+    again = FeatureRows(features, x, 10, 8)
     assert again.kept is None
     for _ in range(2):  # more than once
         torch.testing.assert_close(torch.cat(list(again)), kept)
@@ -131,7 +131,7 @@ def test_the_head_is_scikit_learns_gaussian_process(spectrum, kernel):
     peer = GaussianProcessRegressor(ConstantKernel(AMPLITUDE**2) * kernel + WhiteKernel(NOISE**2), optimizer=None)
     expected, std = peer.fit(x, y).predict(new, return_std=True)
     features = KernelFeatures.at(spectrum, LENGTHSCALE, torch.from_numpy(x))
-    head = GaussianHead(features, Sums.of(features, rows_of(x, y)), AMPLITUDE, NOISE)
+    head = GaussianHead(features, sums_of(features, rows_of(x, y)), AMPLITUDE, NOISE)
     mean, variance = head.predict(torch.from_numpy(new))
     # A smooth kernel's smallest eigenvalues are of the size of the jitter: 1e-8 under a root.
     np.testing.assert_allclose(mean, expected, rtol=0, atol=1e-4)
@@ -293,7 +293,7 @@ def test_what_rows_leave_is_a_regression_with_a_noise_of_two_whatever_the_labels
     x, labels = labels_of(30, 3)
     new = torch.from_numpy(table(9, seed=1)[0])
     features = features_at(x)
-    peer = GaussianHead(features, Sums.of(features, rows_of(x, labels)), AMPLITUDE, 2.0)  # 1 / 2² is a quarter
+    peer = GaussianHead(features, sums_of(features, rows_of(x, labels)), AMPLITUDE, 2.0)  # 1 / 2² is a quarter
     for own in (labels, (labels + 1) % 3):
         torch.testing.assert_close(softmax(x, own, 3).variance_left(new), peer.variance_left(new))
 

@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from bochner.estimators import spread
 from bochner.estimators.members import Inputs, Member, climb, variance_left, worth_keeping
-from bochner.estimators.mixture import NormalMixture, as_numpy, stacking_weights
+from bochner.estimators.mixture import NormalMixture, stacking_weights
 from bochner.estimators.spread import Spread, learn_spread
 from bochner.estimators.targets import TargetMap
 
@@ -162,7 +162,7 @@ def test_scaling_widens_every_member():
     wide = MIXTURE.scaled(torch.tensor([2.0, 0.5], dtype=torch.float64))
     torch.testing.assert_close(wide.std, STD * torch.tensor([2.0, 0.5], dtype=torch.float64))
     torch.testing.assert_close(wide.mean, MEAN)
-    assert as_numpy(wide.mean).shape == (3, 2)
+    assert wide.mean.shape == (3, 2)
 
 
 def test_variance_left_is_weighed_and_stays_within_one():

@@ -323,14 +323,13 @@ def info(model: ModelFile, as_json: Json = False) -> None:
     kernels = estimator.kernel if isinstance(estimator.kernel, tuple | list) else (estimator.kernel,)
     found |= {"kernel": ", ".join(map(str, kernels)), "hidden_layer_sizes": list(estimator.hidden_layer_sizes)}
     found["false_alarm"] = estimator.false_alarm
-    mixtures = [estimator.mixture_] if hasattr(estimator, "classes_") else estimator.mixtures_
-    found["members"] = "; ".join(describe(mixture.members) for mixture in mixtures)
+    found["members"] = "; ".join(describe(mixture.members) for mixture in estimator.mixtures_)
     if saved.table is not None:
         found["target"] = saved.table["target"]
         found["columns"] = ", ".join(f"{c['name']} ({c['kind']})" for c in saved.table["columns"])
     if hasattr(estimator, "classes_"):
         found["classes"] = ", ".join(map(str, estimator.classes_))
     else:
-        found["noise"] = estimator.noise_ if len(mixtures) == 1 else list(map(float, estimator.noise_))
+        found["noise"] = estimator.noise_ if len(estimator.mixtures_) == 1 else list(map(float, estimator.noise_))
     found["ood_threshold"] = estimator.ood_threshold_
     _show(found, as_json)

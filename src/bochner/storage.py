@@ -27,7 +27,7 @@ from bochner.estimators import Settings, StationaryClassifier, StationaryRegress
 from bochner.estimators.classification import ClassMixture
 from bochner.estimators.columns import Column, Columns
 from bochner.estimators.extractors import Extractors, make_extractor, scaled
-from bochner.estimators.heads import GaussianHead, SoftmaxHead, Sums
+from bochner.estimators.heads import GaussianHead, SoftmaxHead
 from bochner.estimators.kernel_features import KernelFeatures
 from bochner.estimators.members import Member
 from bochner.estimators.novelty import Novelty
@@ -36,6 +36,7 @@ from bochner.estimators.spread import Spread
 from bochner.estimators.targets import TargetMap
 from bochner.files import write_bytes
 from bochner.networks import Intervals
+from bochner.posteriors.closed_form import Statistics
 from bochner.spectra import RBF, Exponential, Matern
 
 FORMAT = 4
@@ -109,9 +110,8 @@ def _content_of(estimator: Any) -> tuple[Json, Tensors]:
         "settings": None if estimator.settings is None else dataclasses.asdict(estimator.settings),
     }
     classes = isinstance(estimator, StationaryClassifier)
-    mixtures = [estimator.mixture_] if classes else estimator.mixtures_
     described, tensors = [], {}
-    for number, mixture in enumerate(mixtures):
+    for number, mixture in enumerate(estimator.mixtures_):
         own, more = _mixture_to_parts(mixture)
         described.append(own)
         tensors |= {f"{number}.{name}": value for name, value in more.items()}
@@ -161,7 +161,7 @@ def _mixture_to_parts(mixture: Any) -> tuple[Json, Tensors]:
         own = {"lengthscale": features.lengthscale, "anchors": features.anchors}
         if isinstance(member.head, GaussianHead):
             sums = member.head.sums
-            about |= {"noise": member.head.noise, "square": sums.square, "total": sums.total}
+            about |= {"noise": member.head.noise, "square": float(sums.square), "total": sums.count}
             about["map"] = {k: v for k, v in dataclasses.asdict(member.map).items() if v not in (math.inf, -math.inf)}
             own |= {"gram": _packed(sums.gram), "projection": sums.projection}
         else:
@@ -281,13 +281,12 @@ def _restore(content: Json, tensors: Tensors, device: str) -> Any:
     for number, about in enumerate(content["mixtures"]):
         own = {name.partition(".")[2]: t for name, t in held.items() if name.partition(".")[0] == str(number)}
         mixtures.append(_restore_mixture(about, own, estimator, latent))
+    estimator.mixtures_ = mixtures
     if isinstance(estimator, StationaryClassifier):
         _check(len(mixtures) == 1, "there must be one mixture")
-        estimator.mixture_ = mixtures[0]
     else:
-        _check(len(mixtures) >= 1, "there must be a mixture")
-        estimator.mixtures_, estimator._one_target = mixtures, bool(content["one_target"])
-        _check(len(mixtures) == 1 or not estimator._one_target, "there are several targets")
+        estimator._one_target = bool(content["one_target"])
+        _check(len(mixtures) == 1 or (len(mixtures) > 1 and not estimator._one_target), "the number of targets")
         estimator._describe()
     return estimator
 
@@ -371,7 +370,8 @@ def _restore_head(about: Json, tensors: Tensors, inputs: int, latent: int, class
         _check(0 <= averaging <= 1, "the averaging is not a share")
         return SoftmaxHead(features, gram, amplitude, outputs, averaging), None
     noise = _number(about["noise"], "a noise", positive=True)
-    sums = Sums(gram, outputs, _number(about["square"], "a sum"), _number(about["total"], "a sum", positive=True))
+    square = torch.tensor(_number(about["square"], "a sum"), dtype=torch.float64, device=gram.device)
+    sums = Statistics(gram, outputs, square, _number(about["total"], "a sum", positive=True))
     return GaussianHead(features, sums, amplitude, noise), _restore_map(about["map"])
 
 

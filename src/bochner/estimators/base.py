@@ -1,7 +1,6 @@
 """What both estimators share: parameters, checks of what comes in, and the score for rows unlike the training data."""
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -17,9 +16,10 @@ from torch import Tensor
 from bochner import spectra
 from bochner.activations import unknown
 from bochner.estimators.columns import Columns, as_codes, is_category
-from bochner.estimators.members import Inputs, Task, pieces
-from bochner.estimators.novelty import Novelty
-from bochner.estimators.settings import Settings
+from bochner.estimators.kernel_features import CHUNK
+from bochner.estimators.members import Inputs
+from bochner.estimators.novelty import Novelty, learn_novelty
+from bochner.estimators.settings import Settings, Task
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -47,6 +47,11 @@ class Training:
 
 class Stationary(BaseEstimator):
     """Parameters and checks of StationaryRegressor and StationaryClassifier."""
+
+    columns_: Columns
+    mixtures_: list[Any]
+    novelty_: Novelty
+    ood_threshold_: float
 
     def __init__(
         self,
@@ -148,13 +153,17 @@ class Stationary(BaseEstimator):
         x = torch.from_numpy(columns.transform(table)).to(device)
         return Training(columns, x, y, torch.from_numpy(weight).to(device), names, features)
 
-    def _remember(self, training: Training) -> None:
+    def _remember(self, training: Training, mixtures: list[Any]) -> None:
         """What every fitted estimator has; called when a fit has succeeded."""
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("_")]:
             delattr(self, name)
-        self.columns_, self.n_features_in_ = training.columns, training.features
+        self.columns_, self.n_features_in_, self.mixtures_ = training.columns, training.features, mixtures
         if training.names is not None:
             self.feature_names_in_ = training.names
+        # All mixtures have the same plan, so the same rows judged them.
+        left, judged = np.mean([mixture.judged_left for mixture in mixtures], axis=0), mixtures[0].judged
+        found = learn_novelty(training.x, training.weight, left, judged, self.false_alarm)
+        self.novelty_, self.ood_threshold_ = found
 
     def _inputs(self, X: Any) -> Tensor:
         """New rows as inputs, after a look at their columns."""
@@ -195,20 +204,11 @@ class Stationary(BaseEstimator):
         A score of 0.95 says that one ordinary row in twenty looks as strange (``bochner.estimators.novelty``). Of rows like the
         training data a share of ``false_alarm`` has a score above ``ood_threshold_``.
         """
-        x = self._inputs(X)
-        return torch.cat([self.novelty_(inputs.x, self._left(inputs)) for inputs in self._pieces(x)]).cpu().numpy()
-
-    novelty_: Novelty
-
-    def _left(self, inputs: Inputs) -> Tensor:
-        """Share of the prior variance that the training rows leave at each row."""
-        raise NotImplementedError
-
-    def _pieces(self, x: Tensor) -> Iterator[Inputs]:
-        return pieces(x, self._extractors())
-
-    def _extractors(self) -> Any:
-        raise NotImplementedError
+        scores = []
+        for x in self._inputs(X).split(CHUNK):
+            left = torch.stack([mixture.left(Inputs(x, mixture.extractors)) for mixture in self.mixtures_]).mean(0)
+            scores.append(self.novelty_(x, left))
+        return torch.cat(scores).cpu().numpy()
 
 
 def _has_categories(X: Any) -> bool:

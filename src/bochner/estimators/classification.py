@@ -15,20 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bochner.estimators.extractors import Extractors
+from bochner.estimators.extractors import Extractors, train_extractors
 from bochner.estimators.heads import SoftmaxHead, as_probabilities, as_targets, find_mode, left_out_latent, moderated
 from bochner.estimators.kernel_features import KernelFeatures, squared_distances
-from bochner.estimators.members import Inputs, Member, Task, anchored, climb, train_for, variance_left, worth_keeping
+from bochner.estimators.members import Inputs, Member, anchored, climb, variance_left, worth_keeping
 from bochner.estimators.mixture import stacking_weights
 from bochner.estimators.plan import Plan, make_plan
+from bochner.estimators.settings import Task
 from bochner.estimators.threads import one_thread
 from bochner.estimators.tuning import Rows
 from bochner.spectra import Spectrum
 
 AMPLITUDES = tuple(2.0**k for k in range(7))  # prior standard deviations of a latent function that are tried
-SCALES = tuple(
-    2.0**k for k in range(-3, 3)
-)  # lengthscales that are tried, in median distances; longer ones never revert
+SCALES = tuple(2.0**k for k in range(-3, 3))  # lengthscales, in median distances of rows; longer ones revert too late
 DEEP_AMPLITUDES = (1.0, 2.0, 4.0, 8.0)  # the same for heads on networks
 DEEP_SCALES = (2.0, 4.0, 8.0)  # the same, lengthscales, in those that the networks were trained with
 DEEP_START = 4.0  # the most frequent choice: where the climb begins
@@ -93,7 +92,7 @@ def fit_classes(x: Tensor, labels: Tensor, weight: Tensor, classes: int, task: T
     candidates = [_wide(rows, plan, task, spectrum) for spectrum in task.spectra]
     extractors = None
     if task.trains_networks(len(x)):
-        extractors = train_for(task, rows, labels, plan, classes)
+        extractors = train_extractors(task, rows, labels, plan, classes)
         if extractors is not None:
             candidates.append(_deep(rows, extractors, plan, task))
     return _combine(labels, weight, plan, candidates, extractors, task)

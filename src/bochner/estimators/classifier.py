@@ -7,12 +7,11 @@ import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
-from torch import Tensor
 
 from bochner.estimators.base import Stationary
 from bochner.estimators.classification import ClassMixture, fit_classes
+from bochner.estimators.kernel_features import CHUNK
 from bochner.estimators.members import Inputs
-from bochner.estimators.novelty import learn_novelty
 from bochner.estimators.threads import one_thread
 
 
@@ -33,13 +32,13 @@ class StationaryClassifier(ClassifierMixin, Stationary):
 
     Attributes:
         classes_: The labels, in the order of the columns of ``predict_proba``.
-        mixture_: What predicts.
+        mixtures_: What predicts: one mixture.
         columns_: What was learnt about the columns.
         ood_threshold_: Score beyond which a row is unlike the training data.
     """
 
     classes_: np.ndarray
-    mixture_: ClassMixture
+    mixtures_: list[ClassMixture]
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fits to rows X, (n, d), and labels y, (n,).
@@ -68,23 +67,14 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         task = self._task(training)
         with one_thread(len(training.x) <= task.settings.large_rows):
             mixture = fit_classes(training.x, target, training.weight, len(classes), task)
-        self._remember(training)
-        self.classes_, self.mixture_ = classes, mixture
-        self.novelty_, self.ood_threshold_ = learn_novelty(
-            training.x, training.weight, mixture.judged_left, mixture.judged, self.false_alarm
-        )
+        self._remember(training, [mixture])
+        self.classes_ = classes
         return self
-
-    def _extractors(self) -> Any:
-        return self.mixture_.extractors
-
-    def _left(self, inputs: Inputs) -> Tensor:
-        return self.mixture_.left(inputs)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probability of each class at each row, (n, c): the weighted mean of what the members say."""
-        x = self._inputs(X)
-        parts = [self.mixture_.probabilities(inputs) for inputs in self._pieces(x)]
+        (mixture,) = self.mixtures_
+        parts = [mixture.probabilities(Inputs(x, mixture.extractors)) for x in self._inputs(X).split(CHUNK)]
         return torch.cat(parts).cpu().numpy()
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:

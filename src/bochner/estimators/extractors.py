@@ -5,19 +5,20 @@ rows. Their output layers are then thrown away: a head of infinite width, over a
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bochner.estimators.settings import Settings
+from bochner.estimators.plan import Plan
+from bochner.estimators.settings import Settings, Task
+from bochner.estimators.tuning import Rows
 from bochner.layers import StationaryLayer
-from bochner.likelihoods import Categorical, Gaussian
+from bochner.likelihoods import Categorical, Gaussian, Likelihood
 from bochner.models import Model
 from bochner.networks import Intervals, mlp
-from bochner.spectra import Spectrum
 from bochner.training import Recipe, fit_map, half_cosine, light_adam
 
 SCATTERED = 10.0  # lengthscales: beyond, a periodic layer cannot relate any two rows, and its features are random
@@ -98,76 +99,68 @@ def recipe_for(rows: int, settings: Settings) -> Recipe:
     return Recipe(epochs, batch, light_adam, settings.network_rate, schedule=half_cosine)
 
 
-def train_extractors(
-    x: Tensor,
-    y: Tensor,
-    rows: Tensor,
-    spectrum: Spectrum,
-    *,
-    outputs: int,
-    plain: int,
-    groups: int,
-    hidden: Sequence[int],
-    settings: Settings,
-    seed: int,
-    say: Callable[[str], None],
-    progress: bool,
-) -> Extractors | None:
-    """Networks trained together, each on its own rows.
+def train_extractors(task: Task, rows: Rows, target: Tensor, plan: Plan, outputs: int) -> Extractors | None:
+    """A network for each part of the rows, trained on all rows but these; all together.
 
     Args:
-        x: Inputs of all rows, (n, d).
-        y: Mapped targets, (n, 1), or labels, (n,).
-        rows: Which rows each network learns from, (networks, m).
-        spectrum: Prior of the periodic layer's weights.
+        task: What the fit is told.
+        rows: All rows.
+        target: Mapped targets, (n, 1), or labels, (n,).
+        plan: The parts.
         outputs: 1, or the number of classes.
-        plain: How many inputs the networks see.
-        groups: How many columns there are.
-        hidden: Widths of the hidden layers.
-        settings: The constants.
-        seed: Seed of every draw.
-        say: Tells the user.
-        progress: Whether to show the epochs.
 
     Returns:
         The networks; None where one of them goes astray at the ordinary learning rate and at a third of it.
     """
-    inputs = x[:, :plain].float()
-    intervals = Intervals.of(inputs, settings.intervals, settings.all_intervals)
-    target = y.float() if y.is_floating_point() else y
-
-    def make(number: int) -> Model:
-        generator = torch.Generator().manual_seed(seed + number)
-        extractor = make_extractor(intervals, plain, hidden, generator)
-        layer = StationaryLayer(
-            hidden[-1],
-            settings.network_width,
-            kernel=spectrum,
-            activation="paired",
-            frequencies="sobol",
-            generator=generator,
-        )
-        likelihood = Gaussian(0.3) if y.is_floating_point() else Categorical()
-        return Model(layer, outputs, likelihood, extractor=extractor, generator=generator).to(x.device)
-
-    recipe = recipe_for(rows.shape[1], settings)
+    inputs, learn = rows.x[:, : task.plain].float(), _rows_to_learn(rows, plan, task.seed)
+    target = target.float() if target.is_floating_point() else target
+    intervals = Intervals.of(inputs, task.settings.intervals, task.settings.all_intervals)
+    recipe = recipe_for(learn.shape[1], task.settings)
     done: dict[int, nn.Module] = {}
-    for rate in (settings.network_rate, settings.network_rate / 3):
-        left = [number for number in range(len(rows)) if number not in done]
-        say(f"training {len(left)} networks for {recipe.epochs} epochs of {rows.shape[1]} rows")
-        models = [make(number) for number in left]
-        options: Any = {"seed": [seed + number for number in left], "rows": rows[left], "progress": progress}
+    for rate in (task.settings.network_rate, task.settings.network_rate / 3):
+        left = [number for number in range(len(learn)) if number not in done]
+        task.say(f"training {len(left)} networks for {recipe.epochs} epochs of {learn.shape[1]} rows")
+        seeds = [task.seed + number for number in left]
+        likelihood = Gaussian(0.3) if target.is_floating_point() else Categorical()
+        models = [_make_network(task, intervals, outputs, likelihood, seed).to(rows.x.device) for seed in seeds]
+        options: Any = {"seed": seeds, "rows": learn[left], "progress": task.progress}
         fit = fit_map(models, inputs, target, replace(recipe, lr=rate), **options)
         for number, model, diverged in zip(left, models, fit.diverged.tolist(), strict=True):
             extractor = scaled(model.extractor.eval(), model.layer.lengthscale.detach())  # pyright: ignore[reportArgumentType]
-            if not diverged and not scattered(extractor, inputs[rows[number, :SAMPLE]]):
-                done[number] = extractor
-        if len(done) == len(rows):
-            return Extractors(
-                [done[number].requires_grad_(False) for number in range(len(rows))], plain, groups, hidden[-1]
-            )
-        say(f"{len(rows) - len(done)} networks went astray at a learning rate of {rate:g}")
+            if not diverged and not scattered(extractor, inputs[learn[number, :SAMPLE]]):
+                done[number] = extractor.requires_grad_(False)
+        if len(done) == len(learn):
+            return Extractors([done[n] for n in range(len(learn))], task.plain, task.groups, task.hidden[-1])
+        task.say(f"{len(learn) - len(done)} networks went astray at a learning rate of {rate:g}")
     return None
+
+
+def _rows_to_learn(rows: Rows, plan: Plan, seed: int) -> Tensor:
+    """Which rows each network learns from, (networks, m): as many for all, none of its own part.
+
+    Rows of unequal weight are drawn in proportion to it: the engine knows no weights.
+    """
+    size = min(len(plan.order) - len(fold) for fold in plan.folds)
+    generator = torch.Generator().manual_seed(seed + 7)
+    chosen = []
+    for number in range(len(plan.folds)):
+        others = plan.others(number)
+        weight = rows.weight[others].cpu()
+        if bool((weight == weight[0]).all()):
+            chosen.append(others[:size])
+        else:
+            drawn = torch.multinomial(weight, size, replacement=True, generator=generator)
+            chosen.append(others[drawn.to(others.device)])
+    return torch.stack(chosen)
+
+
+def _make_network(task: Task, intervals: Intervals, outputs: int, likelihood: Likelihood, seed: int) -> Model:
+    """A network with a periodic layer, as it is drawn from its prior."""
+    generator = torch.Generator().manual_seed(seed)
+    extractor = make_extractor(intervals, task.plain, task.hidden, generator)
+    options: Any = {"kernel": task.spectra[0], "activation": "paired", "frequencies": "sobol", "generator": generator}
+    layer = StationaryLayer(task.hidden[-1], task.settings.network_width, **options)
+    return Model(layer, outputs, likelihood, extractor=extractor, generator=generator)
 
 
 @torch.no_grad()

@@ -23,45 +23,27 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from bochner.estimators.kernel_features import KernelFeatures
+from bochner.estimators.kernel_features import CHUNK, KernelFeatures
 from bochner.estimators.threads import ONE_THREAD_ROWS, one_thread
 from bochner.estimators.tuning import Rows
+from bochner.posteriors.closed_form import Statistics, batches
+from bochner.posteriors.closed_form_classifier import FeatureRows
 
 CURVATURE = 0.25  # largest second derivative of log(1 + exp f)
-KEPT_NUMBERS = 2**26  # features that are kept while a mode is sought, half a GiB; beyond they are computed again
 
 
-@dataclass
-class Sums:
-    """What is kept of the rows: Φ'ΩΦ, Φ'Ωy, y'Ωy and the total weight."""
-
-    gram: Tensor
-    projection: Tensor
-    square: float
-    total: float
-
-    @classmethod
-    def of(cls, features: KernelFeatures, rows: Rows) -> "Sums":
-        """Sums over all rows, a piece at a time."""
-        size = len(features.anchors)
-        gram = torch.zeros(size, size, dtype=torch.float64, device=rows.x.device)
-        projection = torch.zeros(size, rows.y.shape[1], dtype=torch.float64, device=rows.x.device)
-        for x, y, weight in zip(*(features.chunks(t) for t in (rows.x, rows.y, rows.weight)), strict=True):
-            phi = features(x)
-            weighted = phi * weight[:, None]
-            gram.addmm_(phi.mT, weighted)
-            projection.addmm_(weighted.mT, y)
-        square = float((rows.weight[:, None] * rows.y.square()).sum())
-        return cls(gram, projection, square, float(rows.weight.sum()))
-
-    def __add__(self, other: "Sums") -> "Sums":
-        """The sums over both sets of rows."""
-        return Sums(
-            self.gram + other.gram,
-            self.projection + other.projection,
-            self.square + other.square,
-            self.total + other.total,
-        )
+def sums_of(features: KernelFeatures, rows: Rows) -> Statistics:
+    """Φ'ΩΦ, Φ'Ωy, y'Ωy and the total weight: all that regression keeps of the rows; a piece of them at a time."""
+    size = len(features.anchors)
+    gram = torch.zeros(size, size, dtype=torch.float64, device=rows.x.device)
+    projection = torch.zeros(size, rows.y.shape[1], dtype=torch.float64, device=rows.x.device)
+    for x, y, weight in batches(rows.x, rows.y, rows.weight, size=CHUNK):
+        phi = features(x)
+        weighted = phi * weight[:, None]
+        gram.addmm_(phi.mT, weighted)
+        projection.addmm_(weighted.mT, y)
+    square = (rows.weight[:, None] * rows.y.square()).sum()
+    return Statistics(gram, projection, square, float(rows.weight.sum()))
 
 
 @dataclass
@@ -76,7 +58,7 @@ class GaussianHead:
     """
 
     features: KernelFeatures
-    sums: Sums
+    sums: Statistics
     amplitude: float
     noise: float
     factor: Tensor = field(init=False, repr=False)
@@ -91,7 +73,7 @@ class GaussianHead:
 
     def update(self, rows: Rows) -> "GaussianHead":
         """The posterior after more rows: exactly that of all rows so far, given the anchors."""
-        return GaussianHead(self.features, self.sums + Sums.of(self.features, rows), self.amplitude, self.noise)
+        return GaussianHead(self.features, self.sums + sums_of(self.features, rows), self.amplitude, self.noise)
 
     def _whitened(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features, (n, M), their half products L⁻¹φ, (M, n), and the variance that the anchors leave, (n,)."""
@@ -118,12 +100,9 @@ class GaussianHead:
 
     @property
     def log_evidence(self) -> float:
-        """Log marginal likelihood of the rows, up to their weights' constant: that of the linear model in the features."""
-        variance, count = self.noise**2, self.sums.total
-        half = torch.linalg.solve_triangular(self.factor, self.sums.projection / variance, upper=False)
-        log_det = 2 * float(self.factor.diagonal().log().sum()) + 2 * len(self.factor) * math.log(self.amplitude)
-        quadratic = self.sums.square / variance - float(half.square().sum())
-        return -0.5 * (quadratic + log_det + count * math.log(2 * math.pi * variance))
+        """Log marginal likelihood of the rows under the linear model in the features."""
+        prior = torch.full_like(self.sums.gram[0], self.amplitude**-2)
+        return float(self.sums.log_marginal(prior, torch.tensor(self.noise, dtype=torch.float64).to(prior)))
 
 
 def as_targets(labels: Tensor, classes: int) -> Tensor:
@@ -146,18 +125,6 @@ def _fit_and_residual(latent: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         return fit[:, 0], targets - torch.sigmoid(latent)
     logs = torch.log_softmax(latent, 1)
     return (logs * targets).sum(1), targets - logs.exp()
-
-
-class FeatureRows:
-    """Features of all rows in pieces, again and again: kept while they take at most half a GiB."""
-
-    def __init__(self, features: KernelFeatures, x: Tensor) -> None:
-        self.features, self.pieces = features, features.chunks(x)
-        keep = len(x) * len(features.anchors) <= KEPT_NUMBERS
-        self.kept = [features(piece) for piece in self.pieces] if keep else None
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.kept) if self.kept is not None else map(self.features, self.pieces)
 
 
 @dataclass
@@ -201,9 +168,9 @@ class SoftmaxHead:
         cls, features: KernelFeatures, rows: Rows, amplitudes: Iterable[float], start: Tensor | None = None
     ) -> "Iterator[SoftmaxHead]":
         """Heads for several amplitudes, each mode sought from the one before."""
-        pieces = FeatureRows(features, rows.x)
+        pieces = FeatureRows(features, rows.x, len(features.anchors), CHUNK)
         gram = torch.zeros(len(features.anchors), len(features.anchors), dtype=torch.float64, device=rows.x.device)
-        for phi, weight in zip(pieces, features.chunks(rows.weight), strict=True):
+        for phi, weight in zip(pieces, rows.weight.split(CHUNK), strict=True):
             gram.addmm_(phi.mT, phi * weight[:, None])
         for amplitude in amplitudes:
             start = find_mode(pieces, rows, gram, amplitude, start)

@@ -65,7 +65,3 @@ class KernelFeatures:
         """Features of each row, (n, d) to (n, M)."""
         nearness = correlation(self.spectrum, self.anchors, x / self.lengthscale)
         return torch.linalg.solve_triangular(self.factor, nearness, upper=False).mT
-
-    def chunks(self, x: Tensor) -> list[Tensor]:
-        """Rows in pieces that are small enough for their features."""
-        return list(x.split(CHUNK))

@@ -1,52 +1,15 @@
-"""Members, and the table that they learn: what regression and classes share on the way from rows to a mixture."""
+"""Members: heads, what they stand on and what they count for; for regression and classes alike."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from bochner.estimators.extractors import Extractors, train_extractors
-from bochner.estimators.kernel_features import CHUNK, KernelFeatures
-from bochner.estimators.plan import Plan
-from bochner.estimators.settings import Settings
-from bochner.estimators.tuning import Rows
+from bochner.estimators.extractors import Extractors
+from bochner.estimators.kernel_features import KernelFeatures
 from bochner.spectra import Spectrum
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a fit starts from, beside the rows.
-
-    Attributes:
-        group: Number of the column that each input belongs to.
-        plain: How many inputs there are before those that say 'never seen'.
-        spectra: The kernels.
-        hidden: Widths of the networks' hidden layers; none for no networks.
-        settings: The constants.
-        seed: Seed of every draw.
-        say: Tells the user.
-        progress: Whether to show the epochs of training.
-    """
-
-    group: Tensor
-    plain: int
-    spectra: tuple[Spectrum, ...]
-    hidden: tuple[int, ...]
-    settings: Settings
-    seed: int
-    say: Callable[[str], None]
-    progress: bool
-
-    @property
-    def groups(self) -> int:
-        """Number of columns."""
-        return int(self.group.max()) + 1
-
-    def trains_networks(self, rows: int) -> bool:
-        """Whether networks are trained on so many rows."""
-        return bool(self.hidden) and rows >= self.settings.network_rows
 
 
 @dataclass
@@ -83,48 +46,12 @@ class Inputs:
         return self.deep[network]
 
 
-def pieces(x: Tensor, extractors: Extractors | None) -> Iterator[Inputs]:
-    """All rows, a piece at a time."""
-    return (Inputs(part, extractors) for part in x.split(CHUNK))
-
-
 def variance_left(members: Sequence[Member], inputs: Inputs) -> Tensor:
     """Share of the prior variance that the training rows leave at each row, weighed over members: from 0 to 1."""
     total = torch.zeros(len(inputs.x), dtype=torch.float64, device=inputs.x.device)
     for member in members:
         total += member.weight * member.head.variance_left(inputs.of(member.network)).clamp(max=1.0)
     return total.clamp(max=1.0)
-
-
-def train_for(task: Task, rows: Rows, target: Tensor, plan: Plan, outputs: int) -> Extractors | None:
-    """A network for each part of the rows, trained on all rows but these.
-
-    Rows of unequal weight are drawn in proportion to it: the engine knows no weights.
-    """
-    size = min(len(plan.order) - len(fold) for fold in plan.folds)
-    generator = torch.Generator().manual_seed(task.seed + 7)
-    chosen = []
-    for number in range(len(plan.folds)):
-        others = plan.others(number)
-        weight = rows.weight[others].cpu()
-        if bool((weight == weight[0]).all()):
-            chosen.append(others[:size])
-        else:
-            chosen.append(others[torch.multinomial(weight, size, replacement=True, generator=generator)])
-    return train_extractors(
-        rows.x,
-        target,
-        torch.stack(chosen).to(rows.x.device),
-        task.spectra[0],
-        outputs=outputs,
-        plain=task.plain,
-        groups=task.groups,
-        hidden=task.hidden,
-        settings=task.settings,
-        seed=task.seed,
-        say=task.say,
-        progress=task.progress,
-    )
 
 
 def anchored(spectrum: Spectrum, lengthscale: Tensor, x: Tensor, order: Tensor, most: int) -> KernelFeatures:

@@ -8,7 +8,6 @@ one row beforehand for each member.
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from scipy.special import ndtri
 from torch import Tensor
@@ -102,8 +101,3 @@ class NormalMixture:
         z = self._standard(y)
         inside = torch.special.ndtri((self.weight @ torch.special.ndtr(z)).clamp(1e-15, 1 - 1e-15))
         return inside.clamp(-8, 8)
-
-
-def as_numpy(value: Tensor) -> np.ndarray:
-    """A tensor as an array on the CPU."""
-    return value.detach().cpu().numpy()

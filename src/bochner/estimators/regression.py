@@ -13,32 +13,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bochner.estimators.extractors import Extractors
-from bochner.estimators.heads import GaussianHead, Sums
+from bochner.estimators.extractors import Extractors, train_extractors
+from bochner.estimators.heads import GaussianHead, sums_of
 from bochner.estimators.kernel_features import KernelFeatures
 from bochner.estimators.members import (
     Inputs,
     Member,
-    Task,
     anchored,
     climb,
-    train_for,
     variance_left,
     worth_keeping,
 )
 from bochner.estimators.mixture import NormalMixture, stacking_weights
 from bochner.estimators.plan import Plan, make_plan
+from bochner.estimators.settings import Task
 from bochner.estimators.spread import Spread, learn_spread
 from bochner.estimators.targets import TargetMap, candidates
 from bochner.estimators.tuning import Hyperparameters, Rows, left_out, tune
+from bochner.posteriors.closed_form import Statistics
 from bochner.predictive import normal_log_density
 from bochner.spectra import Spectrum
 
-NOISES = tuple(
-    2.0 ** (k / 2) for k in range(-14, 3)
-)  # tried for heads on networks, in standard deviations of the target
-AMPLITUDES = (0.5, 1.0, 2.0, 4.0, 8.0)  # the same, prior standard deviations of f
-LENGTHSCALES = (2.0, 4.0, 8.0)  # the same, in lengthscales that the networks were trained with
+# What is tried for heads on networks, and for heads on the columns of tables with more rows than were tuned on.
+NOISES = tuple(2.0 ** (k / 2) for k in range(-14, 3))  # in standard deviations of the target
+AMPLITUDES = (0.5, 1.0, 2.0, 4.0, 8.0)  # prior standard deviations of f
+LENGTHSCALES = (2.0, 4.0, 8.0)  # in those that the networks were trained with; on networks only
 TRIAL_ROWS = 6000  # lengthscales are chosen with heads that learn from at most so many
 START = 4.0  # the most frequent choice: where the climb begins
 
@@ -153,7 +152,7 @@ def fit_regression(x: Tensor, y: Tensor, weight: Tensor, task: Task) -> Regressi
         found += _by_column(table, chosen, starts[chosen])
     extractors = None
     if task.trains_networks(len(x)):
-        extractors = train_for(task, table.rows(chosen), table.rows(chosen).y, plan, 1)
+        extractors = train_extractors(task, table.rows(chosen), table.rows(chosen).y, plan, 1)
         if extractors is not None:
             found.append(_deep(table, chosen, extractors))
     return _combine(table, found, extractors)
@@ -216,14 +215,14 @@ def _wide(
         return anchored(spectrum, point.lengthscale(task.group), table.x, plan.order, task.settings.wide_anchors)
 
     whole = features(final)
-    total = Sums.of(whole, rows)
+    total = sums_of(whole, rows)
     parts, points = [], by_fold or [final] * len(plan.folds)
     for number, fold in enumerate(plan.folds):
         if by_fold:
             phi = features(points[number])
-            sums = Sums.of(phi, rows[plan.others(number)])
+            sums = sums_of(phi, rows[plan.others(number)])
         else:
-            phi, sums = whole, _less(total, Sums.of(whole, rows[fold]))
+            phi, sums = whole, total - sums_of(whole, rows[fold])
         parts.append(_Part(phi, sums, rows[fold]))
     scales = None
     if len(rows) > task.settings.tuning_rows:  # more rows than tuned: these choose noise and amplitude again
@@ -241,20 +240,13 @@ class _Part:
     """A part of the rows that judges, with features and sums of a head that has not seen it."""
 
     features: KernelFeatures
-    sums: Sums
+    sums: Statistics
     rows: Rows
 
     def judge(self, noise: float, amplitude: float) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, standard deviation and variance left at its rows."""
         mean, variance = GaussianHead(self.features, self.sums, amplitude, noise).predict(self.rows.x)
         return mean, (variance + noise**2).sqrt(), variance / amplitude**2
-
-
-def _less(total: Sums, part: Sums) -> Sums:
-    """Sums over the rows outside a part."""
-    return Sums(
-        total.gram - part.gram, total.projection - part.projection, total.square - part.square, total.total - part.total
-    )
 
 
 def best_scales(parts: list[_Part]) -> tuple[float, float]:
@@ -313,10 +305,10 @@ def _deep_at(
     for number, fold in enumerate(plan.folds):
         lengthscale = extractors.lengthscale(scale, deep[number])
         phi = anchored(task.spectra[0], lengthscale, deep[number], plan.order, anchors)
-        total = Sums.of(phi, Rows(deep[number][learn], rows.y[learn], rows.weight[learn]))
+        total = sums_of(phi, Rows(deep[number][learn], rows.y[learn], rows.weight[learn]))
         judging = Rows(deep[number][fold], rows.y[fold], rows.weight[fold])
         totals.append(total)
-        parts.append(_Part(phi, _less(total, Sums.of(phi, judging)), judging))
+        parts.append(_Part(phi, total - sums_of(phi, judging), judging))
     noise, amplitude = best_scales(parts)
     mean, std, left = (torch.cat(part) for part in zip(*(p.judge(noise, amplitude) for p in parts), strict=True))
     at = plan.judging

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from bochner.estimators.base import Stationary, merge_equal_rows
 from bochner.estimators.columns import LARGEST
+from bochner.estimators.kernel_features import CHUNK
 from bochner.estimators.members import Inputs, Member
 from bochner.estimators.mixture import NormalMixture
-from bochner.estimators.novelty import learn_novelty
 from bochner.estimators.regression import RegressionMixture, fit_regression, mapped_mean
 from bochner.estimators.targets import as_tensor
 from bochner.estimators.threads import one_thread
@@ -94,12 +94,8 @@ class StationaryRegressor(RegressorMixin, Stationary):
             mixtures = [
                 fit_regression(training.x, as_tensor(target, training.x), training.weight, task) for target in columns
             ]
-        self._remember(training)
-        self.mixtures_, self._one_target = mixtures, y.ndim == 1
-        # All targets have the same plan, so the same rows judged.
-        left = np.mean([mixture.judged_left for mixture in mixtures], axis=0)
-        judged = mixtures[0].judged
-        self.novelty_, self.ood_threshold_ = learn_novelty(training.x, training.weight, left, judged, self.false_alarm)
+        self._remember(training, mixtures)
+        self._one_target = y.ndim == 1
         self._describe()
         return self
 
@@ -143,17 +139,11 @@ class StationaryRegressor(RegressorMixin, Stationary):
 
     # ------------------------------------------------------------------ predictions
 
-    def _extractors(self) -> Any:
-        return None  # each mixture has its own
-
-    def _left(self, inputs: Inputs) -> Tensor:
-        return torch.stack([m.left(Inputs(inputs.x, m.extractors)) for m in self.mixtures_]).mean(0)
-
     def _map(self, X: Any, answer: Callable[[NormalMixture], Tensor]) -> np.ndarray:
         """What an answer says of every row: (n, ...) for a single target, else (n, ..., k)."""
         parts = [
-            torch.stack([answer(m.predict(Inputs(piece.x, m.extractors))) for m in self.mixtures_], -1)
-            for piece in self._pieces(self._inputs(X))
+            torch.stack([answer(m.predict(Inputs(x, m.extractors))) for m in self.mixtures_], -1)
+            for x in self._inputs(X).split(CHUNK)
         ]
         found = torch.cat(parts).cpu().numpy()
         return found[..., 0] if self._one_target else found
@@ -192,11 +182,9 @@ class StationaryRegressor(RegressorMixin, Stationary):
             raise ValueError(
                 f"The y parameter must hold {len(self.mixtures_)} targets, got {targets.shape[1]} instead."
             )
-        parts, start = [], 0
-        for piece in self._pieces(x):
-            own = targets[start : start + len(piece.x)]
-            start += len(own)
-            found = [m.predict(Inputs(piece.x, m.extractors)).log_prob(own[:, k]) for k, m in enumerate(self.mixtures_)]
+        parts = []
+        for rows, own in zip(x.split(CHUNK), targets.split(CHUNK), strict=True):
+            found = [m.predict(Inputs(rows, m.extractors)).log_prob(own[:, k]) for k, m in enumerate(self.mixtures_)]
             parts.append(torch.stack(found).sum(0))
         return torch.cat(parts).cpu().numpy()
 

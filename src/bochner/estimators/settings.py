@@ -1,7 +1,12 @@
-"""Every constant of the estimators, each with its reason. An ablation is ``replace(Settings(), folds=3)``."""
+"""What a fit is told: the constants, each with its reason, and the task. An ablation is ``replace(Settings(), folds=3)``."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from torch import Tensor
+
+from bochner.spectra import Spectrum
 
 
 @dataclass(frozen=True)
@@ -71,3 +76,37 @@ class Settings:
     def deep_anchors(self, networks: int) -> int:
         """Most anchors of a regression head on each of so many networks."""
         return int(math.sqrt(self.deep_numbers / networks))
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a fit starts from, beside the rows.
+
+    Attributes:
+        group: Number of the column that each input belongs to.
+        plain: How many inputs there are before those that say 'never seen'.
+        spectra: The kernels.
+        hidden: Widths of the networks' hidden layers; none for no networks.
+        settings: The constants.
+        seed: Seed of every draw.
+        say: Tells the user.
+        progress: Whether to show the epochs of training.
+    """
+
+    group: Tensor
+    plain: int
+    spectra: tuple[Spectrum, ...]
+    hidden: tuple[int, ...]
+    settings: Settings
+    seed: int
+    say: Callable[[str], None]
+    progress: bool
+
+    @property
+    def groups(self) -> int:
+        """Number of columns."""
+        return int(self.group.max()) + 1
+
+    def trains_networks(self, rows: int) -> bool:
+        """Whether networks are trained on so many rows."""
+        return bool(self.hidden) and rows >= self.settings.network_rows

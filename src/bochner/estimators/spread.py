@@ -20,9 +20,7 @@ from bochner.spectra import RBF
 
 ANCHORS = 200  # most anchors: a spread changes slowly
 AMPLITUDES = (0.5, 1.0)  # prior standard deviations of h that are tried
-GAIN = (
-    5.0  # nats by which the rows must ask for a spread that is not constant; with fewer, small tables come out too sure
-)
+GAIN = 5.0  # nats by which rows must ask for a spread that is not constant: with fewer, small tables come out too sure
 WIDEST = 2.0  # largest |h|: a factor of seven
 
 

@@ -68,12 +68,12 @@ def batches(*tensors: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
 
 @dataclass
 class Statistics:
-    """Sums over the training data: Φ'Φ, Φ'y, y'y and the number of rows."""
+    """Sums over the training data: Φ'Φ, Φ'y, y'y and the number of rows, or their total weight."""
 
     gram: Tensor
     projection: Tensor
     square: Tensor
-    count: int
+    count: float
 
     @classmethod
     def of(cls, model: Model, x: Tensor, y: Tensor, chunk: int = CHUNK) -> "Statistics":
@@ -91,6 +91,11 @@ class Statistics:
         """The sums over both sets of rows."""
         count = self.count + other.count
         return Statistics(self.gram + other.gram, self.projection + other.projection, self.square + other.square, count)
+
+    def __sub__(self, other: "Statistics") -> "Statistics":
+        """The sums over the rows outside a part of them."""
+        count = self.count - other.count
+        return Statistics(self.gram - other.gram, self.projection - other.projection, self.square - other.square, count)
 
     def log_marginal(self, prior: Tensor, noise: Tensor) -> Tensor:
         """Log marginal likelihood of all outputs together, differentiable in everything."""

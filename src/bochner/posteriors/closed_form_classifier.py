@@ -1,7 +1,7 @@
 """The output layer's posterior for classes, given the features: Laplace's, around the mode of a convex log joint."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -13,22 +13,27 @@ from bochner.posteriors.closed_form import CHUNK, cholesky, features, prior_prec
 from bochner.predictive import CategoricalPredictive, Predictive
 from bochner.validation import check_data, check_model
 
-KEPT = 2**27  # numbers of float64 in a GiB
+KEPT = 2**26  # numbers of float64 in half a GiB
 
 
-class _FeatureRows:
-    """The features of all training rows in chunks, in float64, again and again: kept while they take at most a GiB."""
+class FeatureRows:
+    """The features of all training rows in pieces, in float64, again and again: kept while they take at most half a GiB.
 
-    def __init__(self, model: Model, x: Tensor, chunk: int) -> None:
-        self.model, self.x, self.chunk = model, x, chunk
+    Args:
+        features: Features of some rows.
+        x: All rows.
+        width: How many features there are.
+        size: Rows of a piece.
+    """
+
+    def __init__(self, features: Callable[[Tensor], Tensor], x: Tensor, width: int, size: int) -> None:
+        self.features, self.pieces, self.size = features, x.split(size), size
         self.kept: list[Tensor] | None = None
-        if len(x) * model.layer.out_features <= KEPT:
+        if len(x) * width <= KEPT:
             self.kept = list(self)
 
     def __iter__(self) -> Iterator[Tensor]:
-        if self.kept is not None:
-            return iter(self.kept)
-        return (features(self.model, xb).double() for xb in self.x.split(self.chunk))
+        return iter(self.kept) if self.kept is not None else (self.features(x).double() for x in self.pieces)
 
 
 class ClosedFormClassifier:
@@ -72,7 +77,7 @@ class ClosedFormClassifier:
         self.classes = model.output.out_features
         prior = prior_precision(model, torch.tensor(amplitude, dtype=torch.float64, device=x.device))
         with torch.no_grad():
-            rows = _FeatureRows(model, x, chunk)
+            rows = FeatureRows(lambda part: features(model, part), x, len(prior), chunk)
             self.mean = self._mode(rows, y, prior, steps)
             self.full = self.mean.numel() <= full_limit
             precision = self._precision(rows, prior)
@@ -103,7 +108,7 @@ class ClosedFormClassifier:
         posterior.classes, posterior.samples, posterior.seed, posterior.full = classes, samples, seed, factor.ndim == 2
         return posterior
 
-    def _mode(self, rows: "_FeatureRows", y: Tensor, prior: Tensor, steps: int) -> Tensor:
+    def _mode(self, rows: FeatureRows, y: Tensor, prior: Tensor, steps: int) -> Tensor:
         """Maximum a posteriori output weights, (K, c), float64."""
         bound = torch.diag(prior)
         for phi in rows:
@@ -125,16 +130,16 @@ class ClosedFormClassifier:
             optimizer.step(closure)
         return torch.linalg.solve_triangular(bound.mT, v.detach(), upper=True)
 
-    def _loss_and_gradient(self, w: Tensor, rows: "_FeatureRows", y: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss_and_gradient(self, w: Tensor, rows: FeatureRows, y: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
         """Minus the log joint of the output weights (K, c), up to a constant, and its gradient."""
         loss, grad = 0.5 * (prior[:, None] * w.square()).sum(), prior[:, None] * w
-        for phi, yb in zip(rows, y.long().split(rows.chunk), strict=True):
+        for phi, yb in zip(rows, y.long().split(rows.size), strict=True):
             log_p = torch.log_softmax(phi @ w, -1)
             loss = loss - log_p.gather(-1, yb[:, None]).sum()
             grad = grad + phi.mT @ (log_p.exp() - torch.nn.functional.one_hot(yb, w.shape[-1]))
         return loss, grad
 
-    def _precision(self, rows: "_FeatureRows", prior: Tensor) -> Tensor:
+    def _precision(self, rows: FeatureRows, prior: Tensor) -> Tensor:
         """Σ φφ' ⊗ (diag p − pp') + Λ: (cK, cK), or its class blocks (c, K, K)."""
         k, c = self.mean.shape
         blocks = torch.zeros((c * k, c * k) if self.full else (c, k, k), dtype=torch.float64, device=prior.device)

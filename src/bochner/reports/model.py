@@ -321,7 +321,7 @@ def _target_map(own: TargetMap) -> str:
 def _model(estimator: Any) -> Section:
     """The members of the mixture, and the two numbers that say how sure a regression can be."""
     regression = isinstance(estimator, StationaryRegressor)
-    members = (estimator.mixtures_[0] if regression else estimator.mixture_).members
+    members = estimator.mixtures_[0].members
     table: Table = [["stands on", "kernel", "lengthscale", *(["target"] if regression else []), "weight"]]
     for member in members:
         line = ["columns" if member.network is None else "networks", _kernel_name(member.head.features.spectrum)]
