@@ -24,6 +24,8 @@ from bochner.training import Recipe, fit_map, half_cosine, light_adam
 SCATTERED = 10.0  # lengthscales: beyond, a periodic layer cannot relate any two rows, and its features are random
 SAMPLE = 1000  # rows that tell
 PASSED = 4.0  # what columns that go past a network are divided by: distances of ordinary rows are then about a third
+FACTORS = tuple(2.0 ** (k / 4) for k in range(-12, 3))  # on the outputs of a network that may be too sure of itself
+ROUND_SEEDS = 1000  # between the seeds of two rounds of training: more than there are networks
 PIECE = 4096  # rows that a network sees at a time
 
 
@@ -124,8 +126,8 @@ def train_extractors(task: Task, rows: Rows, target: Tensor, plan: Plan, outputs
         likelihood = Gaussian(0.3) if target.is_floating_point() else Categorical()
         models = [_make_network(task, intervals, outputs, likelihood, seed).to(rows.x.device) for seed in seeds]
         options: Any = {"seed": seeds, "rows": learn[left], "progress": task.progress}
-        fit = fit_map(models, inputs, target, replace(recipe, lr=rate), **options)
-        for number, model, diverged in zip(left, models, fit.diverged.tolist(), strict=True):
+        astray = _train(models, inputs, target, replace(recipe, lr=rate), [plan.folds[n] for n in left], options, task)
+        for number, model, diverged in zip(left, models, astray, strict=True):
             extractor = scaled(model.extractor.eval(), model.layer.lengthscale.detach())  # pyright: ignore[reportArgumentType]
             if not diverged and not scattered(extractor, inputs[learn[number, :SAMPLE]]):
                 done[number] = extractor.requires_grad_(False)
@@ -133,6 +135,59 @@ def train_extractors(task: Task, rows: Rows, target: Tensor, plan: Plan, outputs
             return Extractors([done[n] for n in range(len(learn))], task.plain, task.groups, task.hidden[-1])
         task.say(f"{len(learn) - len(done)} networks went astray at a learning rate of {rate:g}")
     return None
+
+
+def _train(
+    models: list[Model], x: Tensor, y: Tensor, recipe: Recipe, judging: list[Tensor], options: Any, task: Task
+) -> list[bool]:
+    """Trains the networks in rounds, as long as each makes rows that they have not seen more probable.
+
+    A round begins at the full learning rate where the last one has ended. That may send a network astray: one whose own rows are
+    clearly less probable than before goes back. When what all networks gain does not exceed its standard error, all go back.
+
+    Returns:
+        Which networks diverged in the first round.
+    """
+    diverged = fit_map(models, x, y, recipe, **options).diverged.tolist()
+    known = _log_probability(models, x, y, judging)
+    for number in range(1, 1 if any(diverged) else task.settings.rounds_for(options["rows"].shape[1])):
+        before = [{name: value.clone() for name, value in model.state_dict().items()} for model in models]
+        seeds = [seed + ROUND_SEEDS * number for seed in options["seed"]]
+        fit_map(models, x, y, recipe, **(options | {"seed": seeds}))
+        gains = (_log_probability(models, x, y, judging) - known).split([len(rows) for rows in judging])
+        for model, state, gain in zip(models, before, gains, strict=True):
+            if not _mean_in_errors(gain) > -2:
+                model.load_state_dict(state)
+        now = _log_probability(models, x, y, judging)
+        if not _mean_in_errors(now - known) > 1:
+            for model, state in zip(models, before, strict=True):
+                model.load_state_dict(state)
+            break
+        known = now
+        task.say(
+            f"after {number + 1} rounds of training, rows not learnt from have a log probability of {known.mean():.3f}"
+        )
+    return diverged
+
+
+def _mean_in_errors(gain: Tensor) -> float:
+    """Mean of what rows gain, over its standard error; NaN where a gain is not finite."""
+    return float(gain.mean() / gain.std()) * math.sqrt(len(gain))
+
+
+@torch.no_grad()
+def _log_probability(models: list[Model], x: Tensor, y: Tensor, judging: list[Tensor]) -> Tensor:
+    """Log probability of each row that judges, by the network that has not seen it.
+
+    A network that trains for long is too sure of itself, which its head will not be: so noise, or a factor on the outputs before
+    the softmax, is chosen by the same rows.
+    """
+    outputs = torch.cat([model.eval()(x[rows]) for model, rows in zip(models, judging, strict=True)])
+    truth = y[torch.cat(judging)]
+    if truth.is_floating_point():
+        return Gaussian(float((outputs - truth).square().mean().sqrt())).to(x.device)(outputs, truth)
+    tried = torch.stack([Categorical()(factor * outputs, truth) for factor in FACTORS])
+    return tried[tried.mean(1).argmax()]
 
 
 def _rows_to_learn(rows: Rows, plan: Plan, seed: int) -> Tensor:

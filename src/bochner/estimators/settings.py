@@ -31,7 +31,9 @@ class Settings:
         network_rows: From how many rows on networks are trained. With fewer they did not pay for their seconds on any table.
         network_width: Units of the periodic layer that a network is trained with.
         least_steps: Fewest steps of training.
-        most_steps: Most steps of training, but for very large tables: what bounds the time.
+        most_steps: Most steps of a round of training: what bounds the time.
+        most_rounds: Most rounds, for tables of more than ``many_rows`` rows, as long as rows not learnt from get more probable.
+        many_rows: From here on a round shows a network each row fewer than twenty times.
         head_rows: Most rows that a head for classes learns from: its few hundred weights do not need more.
         network_rate: Learning rate of Adam, which falls to zero along half a cosine.
         intervals: Most intervals of a column that networks see beside its value.
@@ -54,6 +56,8 @@ class Settings:
     network_width: int = 200
     least_steps: int = 150
     most_steps: int = 1500
+    most_rounds: int = 5
+    many_rows: int = 20_000
     head_rows: int = 20_000
     network_rate: float = 3e-3
     intervals: int = 16
@@ -66,12 +70,12 @@ class Settings:
         return min(rows, self.folds_large if rows > self.large_rows else self.folds)
 
     def steps_for(self, rows: int) -> int:
-        """Steps of training on so many rows: few where networks count for little, twice as many for tables of more than 20,000.
+        """Steps of a round of training on so many rows: below 1,000 they grow as the square of the rows."""
+        return int(min(self.most_steps, max(self.least_steps, rows**2 / 800)))
 
-        Below 1,000 rows they grow as the square of the rows.
-        """
-        most = self.most_steps * (2 if rows > 20_000 else 1)
-        return int(min(most, max(self.least_steps, rows**2 / 800)))
+    def rounds_for(self, rows: int) -> int:
+        """Most rounds of training."""
+        return self.most_rounds if rows > self.many_rows else 1
 
     def deep_anchors(self, networks: int) -> int:
         """Most anchors of a regression head on each of so many networks."""
