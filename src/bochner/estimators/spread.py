@@ -6,6 +6,7 @@ mode of a convex log posterior. At a new row all standard deviations of the mixt
 $\phi$ vanishes and $e^c$ is left, which is near 1.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -19,7 +20,8 @@ from bochner.estimators.threads import one_thread
 from bochner.spectra import RBF
 
 ANCHORS = 200  # most anchors: a spread changes slowly
-AMPLITUDES = (0.5, 1.0)  # prior standard deviations of h that are tried
+LENGTHSCALES = (1.0, 2.0, 4.0)  # of h that are tried, in standard deviations of the mean and of typical columns
+SLOPE = 0.5  # prior standard deviation of h over its lengthscale: however long it is, h is as steep
 GAIN = 5.0  # nats by which rows must ask for a spread that is not constant: with fewer, small tables come out too sure
 WIDEST = 2.0  # largest |h|: a factor of seven
 
@@ -111,13 +113,13 @@ def learn_spread(x: Tensor, mean: Tensor, score: Tensor, weight: Tensor, folds: 
     best, found = max(0.0, gain(nothing, 1.0)), Spread()
     if best > 0:
         found = Spread(float(_mode(nothing, score, weight, 1.0)[-1]))
-    for mean_only in (True, False):
+    best += GAIN
+    for mean_only, scale in itertools.product((True, False), LENGTHSCALES):
         inputs = _inputs(x, mean, mean_only)
-        features = KernelFeatures.at(RBF(), torch.ones_like(inputs[0]), inputs[:ANCHORS])
+        features = KernelFeatures.at(RBF(), torch.full_like(inputs[0], scale), inputs[:ANCHORS])
         phi = features(inputs)
-        for amplitude in AMPLITUDES:
-            value = gain(phi, amplitude)
-            if value > best + GAIN:
-                v = _mode(phi, score, weight, amplitude)
-                best, found = value, Spread(float(v[-1]), features, v[:-1], mean_only)
+        value = gain(phi, SLOPE * scale)
+        if value > best:
+            v = _mode(phi, score, weight, SLOPE * scale)
+            best, found = value, Spread(float(v[-1]), features, v[:-1], mean_only)
     return found
