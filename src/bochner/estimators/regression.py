@@ -7,7 +7,7 @@
 4. Weights, by rows that members have not learnt from; then the spread of every row, by the same rows.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -191,9 +191,10 @@ def _by_column(table: _Table, own: TargetMap, start: Hyperparameters) -> list[_C
     points = [_tuned(rows[at], task.spectra[0], task, start, columns_move=True) for at in subsets]
     found = [_wide(table, own, task.spectra[0], points[0], points[1:])]
     for spectrum in task.spectra[1:]:
-        pairs = zip(subsets, points, strict=True)
-        other = [_tuned(rows[at], spectrum, task, point, columns_move=False) for at, point in pairs]
-        found.append(_wide(table, own, spectrum, other[0], other[1:]))
+        other = _tuned(rows[plan.tuning], spectrum, task, points[0], columns_move=False)
+        longer = other.common - points[0].common
+        by_fold = [replace(other, common=point.common + longer, columns=point.columns) for point in points[1:]]
+        found.append(_wide(table, own, spectrum, other, by_fold))
     return found
 
 

@@ -71,7 +71,7 @@ class Settings:
 
     def steps_for(self, rows: int) -> int:
         """Steps of a round of training on so many rows: below 1,000 they grow as the square of the rows."""
-        return int(min(self.most_steps, max(self.least_steps, rows**2 / 1000)))
+        return int(min(self.most_steps, max(self.least_steps, rows**2 / 800)))
 
     def rounds_for(self, rows: int) -> int:
         """Most rounds of training."""
