@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 
 def linear(
@@ -241,4 +242,100 @@ def googlenet(*, width: int = 1, generator: torch.Generator | None = None) -> nn
         )
         layers.append(inception)
         channels = inception.out_features
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+class Bounded(nn.Module):
+    """A parametrization that keeps the largest singular value of a layer's weights, as a matrix, below a bound.
+
+    One step of power iteration for each forward pass in training estimates it. Weights below the bound are left as they are.
+
+    Args:
+        weight: The weights, (out, ...).
+        bound: Largest singular value.
+        generator: Source of the first estimate.
+    """
+
+    left: torch.Tensor
+
+    def __init__(self, weight: torch.Tensor, bound: float, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.bound = bound
+        self.register_buffer("left", nn.functional.normalize(torch.randn(len(weight), generator=generator), dim=0))
+        with torch.no_grad():
+            for _ in range(15):
+                self._iterate(weight.flatten(1))
+
+    def _iterate(self, matrix: torch.Tensor) -> torch.Tensor:
+        right = nn.functional.normalize(matrix.mT @ self.left, dim=0)
+        self.left.copy_(nn.functional.normalize(matrix @ right, dim=0))
+        return right
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weights, divided by what they exceed the bound by."""
+        matrix = weight.flatten(1)
+        if self.training:
+            with torch.no_grad():
+                self._iterate(matrix.detach())
+        size = (matrix.mT @ self.left.clone()).norm()
+        return weight * (self.bound / size).clamp(max=1.0)
+
+
+class Residual(nn.Module):
+    """A residual block, x + F(x), whose F cannot change distances by more than a bounded factor.
+
+    Args:
+        in_features: Channels that come in.
+        out_features: Channels that go out.
+        stride: 2 to halve the sides of the image.
+        bound: Largest singular value of a convolution's weights.
+        generator: Source of randomness.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, stride: int, bound: float, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        first, second = _unit(in_features, out_features, 3, generator), _unit(out_features, out_features, 3, generator)
+        self.branch = nn.Sequential(*first, second[0], second[1])
+        self.branch[0].stride = (stride, stride)
+        self.shortcut: nn.Module = nn.Identity()
+        if in_features != out_features:
+            narrow = conv(in_features, out_features, 1, bias=False, generator=generator)
+            self.shortcut = nn.Sequential(nn.AvgPool2d(stride), narrow, nn.BatchNorm2d(out_features))
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                parametrize.register_parametrization(layer, "weight", Bounded(layer.weight, bound, generator))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum of the branch and what goes past it."""
+        return nn.functional.relu(self.shortcut(x) + self.branch(x))
+
+
+def residual_net(
+    *,
+    width: int = 64,
+    blocks: tuple[int, ...] = (2, 2, 2, 2),
+    bound: float = 3.0,
+    generator: torch.Generator | None = None,
+) -> nn.Sequential:
+    """A residual network for small colour images that keeps different images apart: (n, 3, h, w) to (n, 8 · width).
+
+    A network may map images that it has never seen onto ones that it has; then nothing behind it can tell. Residual connections
+    keep distances from vanishing, and bounded weights keep them from exploding, as in SNGP (Liu et al., 2020) and DUE (van
+    Amersfoort et al., 2021).
+
+    Args:
+        width: Channels of the first stage; every later stage has twice as many, and half the side.
+        blocks: Number of blocks of each stage.
+        bound: Largest singular value of the weights of a convolution.
+        generator: Source of randomness.
+    """
+    layers: list[nn.Module] = [_unit(3, width, 3, generator)]
+    channels = width
+    for stage, count in enumerate(blocks):
+        for number in range(count):
+            out = width * 2**stage
+            layers.append(Residual(channels, out, 2 if stage > 0 and number == 0 else 1, bound, generator))
+            channels = out
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
