@@ -411,8 +411,8 @@ def test_several_targets_are_separate_fits():
     total = sum(single.log_prob(new, column) for single, column in zip(alone, both[:12].T, strict=True))
     np.testing.assert_allclose(model.log_prob(new, both[:12]), total, rtol=1e-8)
     inputs = Inputs(torch.from_numpy(model.columns_.transform(new)), None)
-    left = np.mean([single._left(inputs).numpy() for single in alone], axis=0)
-    np.testing.assert_allclose(model._left(inputs), left, rtol=1e-8)
+    for mixture, single in zip(model.mixtures_, alone, strict=True):
+        np.testing.assert_allclose(mixture.left(inputs), single.mixtures_[0].left(inputs), rtol=1e-8)
     assert model.sample_y(new, 3).shape == (12, 3, 2)
     assert model.log_marginal_likelihood_ == pytest.approx(sum(single.log_marginal_likelihood_ for single in alone))
     with pytest.raises(ValueError, match="The y parameter must hold 2 targets, got 1"):
@@ -497,7 +497,7 @@ def test_the_score_is_the_share_of_ordinary_rows_that_are_as_strange(fitted):
     # A row's leverage by a sum over all others.
     others = [row @ np.linalg.solve(precision - np.outer(row, row), row) for row in design]
     reference.append(np.sort(others))
-    left = fitted._left(Inputs(torch.from_numpy(new[:, :-1]), None)).numpy()
+    left = fitted.mixtures_[0].left(Inputs(torch.from_numpy(new[:, :-1]), None)).numpy()
     cues = [left, (new * np.linalg.solve(precision, new.T).T).sum(1)]
     shares = []
     for known, cue in zip(reference, cues, strict=True):

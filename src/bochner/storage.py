@@ -39,7 +39,7 @@ from bochner.networks import Intervals
 from bochner.posteriors.closed_form import Statistics
 from bochner.spectra import RBF, Exponential, Matern
 
-FORMAT = 4
+FORMAT = 5
 ESTIMATORS: dict[str, Any] = {"StationaryRegressor": StationaryRegressor, "StationaryClassifier": StationaryClassifier}
 SPECTRA: dict[str, Any] = {"RBF": RBF, "Matern": Matern, "Exponential": Exponential}
 UNSIGNED = b"0" * 64
@@ -178,6 +178,7 @@ def _mixture_to_parts(mixture: Any) -> tuple[Json, Tensors]:
         spread = mixture.spread
         content["spread"] = {"constant": spread.constant, "mean_only": spread.mean_only}
         if spread.features is not None and spread.weights is not None:
+            content["spread"]["lengthscale"] = float(spread.features.lengthscale[0])
             tensors |= {"spread.anchors": spread.features.anchors, "spread.weights": spread.weights}
     return content, tensors
 
@@ -409,7 +410,8 @@ def _restore_spread(about: Json, tensors: Tensors, inputs: int) -> Spread:
     _check(
         tuple(anchors.shape) == (len(weights), width) and weights.ndim == 1 and len(weights) > 0, "the spread's sizes"
     )
-    return Spread(constant, KernelFeatures(RBF(), torch.ones_like(anchors[0]), anchors), weights, mean_only)
+    lengthscale = torch.full_like(anchors[0], _number(about["lengthscale"], "the spread's lengthscale", positive=True))
+    return Spread(constant, KernelFeatures(RBF(), lengthscale, anchors), weights, mean_only)
 
 
 def _restore_networks(count: int, tensors: Tensors, estimator: Any) -> Extractors | None:

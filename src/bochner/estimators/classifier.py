@@ -73,8 +73,9 @@ class StationaryClassifier(ClassifierMixin, Stationary):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probability of each class at each row, (n, c): the weighted mean of what the members say."""
+        inputs = self._inputs(X)
         (mixture,) = self.mixtures_
-        parts = [mixture.probabilities(Inputs(x, mixture.extractors)) for x in self._inputs(X).split(CHUNK)]
+        parts = [mixture.probabilities(Inputs(x, mixture.extractors)) for x in inputs.split(CHUNK)]
         return torch.cat(parts).cpu().numpy()
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
