@@ -145,7 +145,7 @@ def resigned(path, target, change, tensors=lambda found: found):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(format=1), "has format 1, and this bochner .* reads format 4; it was written by bochner"),
+        (lambda c: c.update(format=1), "has format 1, and this bochner .* reads format 5; it was written by bochner"),
         (lambda c: c.update(estimator="os.system"), "does not hold what a model must hold .KeyError: 'os.system'"),
         (lambda c: c.update(estimator="StationaryRegressor"), "does not hold what a model must hold"),
         (lambda c: c["parameters"].update(hidden_layer_sizes=[-1]), "hidden_layer_sizes parameter must be"),

@@ -1,5 +1,8 @@
 """Neural networks that know what they do not know."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from bochner import activations
 from bochner.activations import Activation
 from bochner.kernels import InducedKernel, induced_kernel
@@ -14,7 +17,24 @@ from bochner.predictive import Predictive
 from bochner.spectra import RBF, Exponential, Matern
 from bochner.training import Recipe, fit_map
 
+if TYPE_CHECKING:
+    from bochner.attach import StationaryHead
+    from bochner.estimators import StationaryClassifier, StationaryRegressor
+
 __version__ = "0.1.0"
+
+_ELSEWHERE = {  # what needs scikit-learn is imported when it is asked for
+    "StationaryHead": "bochner.attach",
+    "StationaryRegressor": "bochner.estimators",
+    "StationaryClassifier": "bochner.estimators",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ELSEWHERE:
+        return getattr(import_module(_ELSEWHERE[name]), name)
+    raise AttributeError(f"module 'bochner' has no attribute {name!r}")
+
 
 __all__ = [
     # the prior: an activation and a spectrum
@@ -43,4 +63,8 @@ __all__ = [
     "Laplace",
     "Swag",
     "Predictive",
+    # a network that is trained already, and tables
+    "StationaryHead",
+    "StationaryRegressor",
+    "StationaryClassifier",
 ]

@@ -297,8 +297,8 @@ class Residual(nn.Module):
     ) -> None:
         super().__init__()
         first, second = _unit(in_features, out_features, 3, generator), _unit(out_features, out_features, 3, generator)
-        self.branch = nn.Sequential(*first, second[0], second[1])
-        self.branch[0].stride = (stride, stride)
+        shrink = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
+        self.branch = nn.Sequential(*first, shrink, second[0], second[1])
         self.shortcut: nn.Module = nn.Identity()
         if in_features != out_features:
             narrow = conv(in_features, out_features, 1, bias=False, generator=generator)

@@ -50,7 +50,7 @@ class GaussianPredictive(Predictive):
     Attributes:
         mean: Mean of f, (..., n, c).
         variance: Variance of f, (..., n, c), without noise.
-        noise: Noise standard deviation s, a scalar or of shape (...).
+        noise: Noise standard deviation s, a scalar or of shape (...); or one for each output, (..., c).
         samples: Draws of f, (S, ..., n, c), where the posterior is a mixture over them; None where f is Gaussian.
         sample_noise: Noise of every draw, (S,), where the noise is drawn too; ``noise`` is then their root mean square.
     """
@@ -71,7 +71,8 @@ class GaussianPredictive(Predictive):
 
     @property
     def _noise(self) -> Tensor:
-        return self.noise[..., None, None]
+        per_output = self.noise.ndim == self.mean.ndim - 1
+        return self.noise[..., None, :] if per_output else self.noise[..., None, None]
 
     @property
     def std(self) -> Tensor:

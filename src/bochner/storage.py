@@ -94,10 +94,42 @@ def save(path: str | Path, estimator: Any, *, table: Json | None = None) -> Path
         _restore(json.loads(text), kept, "cpu")
     except Exception as error:
         raise ValueError(f"This estimator could not be read back, so it is not written ({error}).") from error
-    data = serialise(kept, metadata={"bochner": text, "sha256": UNSIGNED.decode()})
+    return _write(path, text, kept)
+
+
+def _write(path: Path, text: str, tensors: Tensors) -> Path:
+    """A file of tensors and JSON, with its checksum."""
+    data = serialise(tensors, metadata={"bochner": text, "sha256": UNSIGNED.decode()})
     digest = hashlib.sha256(data).hexdigest().encode()
     write_bytes(path, data.replace(b'"sha256":"' + UNSIGNED, b'"sha256":"' + digest, 1))
     return path
+
+
+def write_sealed(path: Path, kind: str, content: Json, tensors: Tensors) -> Path:
+    """Writes a model of another kind than the estimators, as a whole or not at all."""
+    versions = {"format": FORMAT, "bochner": bochner.__version__, "torch": torch.__version__, "estimator": kind}
+    text = json.dumps(content | versions, allow_nan=False)
+    return _write(path, text, {name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+
+
+def read_sealed(path: Path, kind: str) -> tuple[Json, Tensors]:
+    """Reads it back, after a look at its checksum and version."""
+    data = _read(path)
+    content = _content(path, data)
+    if content["estimator"] != kind:
+        raise ModelFileError(f"{path} holds a {content['estimator']}, not a {kind}.")
+    tensors = parse(data)
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise ModelFileError(f"{path} does not hold what a model must hold: {name} is not finite.")
+    return content, tensors
+
+
+def _read(path: Path) -> bytes:
+    if not path.is_file():
+        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise ModelFileError(f"{path} {kind}; give the file that 'bochner fit' or bochner.storage.save wrote.")
+    return path.read_bytes()
 
 
 def _content_of(estimator: Any) -> tuple[Json, Tensors]:
@@ -199,12 +231,9 @@ def load(path: str | Path, *, device: str = "auto") -> SavedModel:
         device: Where to compute: "auto" (a GPU where there is one), "cpu" or "cuda".
     """
     path = Path(path)
-    if not path.is_file():
-        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
-        raise ModelFileError(f"{path} {kind}; give the file that 'bochner fit' or bochner.storage.save wrote.")
+    data = _read(path)
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("The device parameter asks for a GPU ('cuda'), but torch sees none; use device='cpu'.")
-    data = path.read_bytes()
     try:
         content = _content(path, data)
         estimator = _restore(content, parse(data), device)

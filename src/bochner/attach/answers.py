@@ -1,0 +1,121 @@
+"""From a network's outputs and the variance left to a predictive distribution."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from bochner.attach.batches import HeadRows
+from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive, normal_log_density
+
+POWERS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # γ that are tried
+USUAL_POWER = 0.5  # γ without held-out rows
+
+
+@dataclass
+class Answer:
+    """From outputs of the network and the variance left to a predictive distribution.
+
+    Attributes:
+        power: γ.
+        temperature: t, for classes.
+        noise: Standard deviation of the noise, (c,), for regression.
+        centre: Mean of the targets, (c,), for regression.
+        spread: Their standard deviation, (c,).
+        score: Mean log probability of the rows that chose.
+    """
+
+    power: float
+    temperature: float | None = None
+    noise: Tensor | None = None
+    centre: Tensor | None = None
+    spread: Tensor | None = None
+    score: float = field(default=math.nan, repr=False)
+
+    @classmethod
+    def fitted(cls, known: HeadRows, left: Tensor, targets: Tensor, classes: bool, seen: bool) -> "Answer":
+        """The answer that suits known rows; ``targets`` are those of training rows, among which known rows may be ``seen``.
+
+        Rows that the network has learnt from would make it surer than it should be, and choose hardly any power. So the power is
+        then the usual one, and the temperature that which leaves outputs as large as they were on average.
+        """
+        if seen and classes:
+            return cls(USUAL_POWER, 1 / float(((1 - left) ** USUAL_POWER).mean()))
+        if seen:
+            return _fit_power(USUAL_POWER, known, left, targets, classes)[0]
+        tried = [_fit_power(power, known, left, targets, classes) for power in POWERS]
+        logs = torch.stack([log for _, log in tried])
+        lost = logs[logs.mean(1).argmax()] - logs
+        error = lost.std(1) / math.sqrt(lost.shape[1])
+        fair = [number for number, ok in enumerate((lost.mean(1) <= error).tolist()) if ok]
+        chosen = tried[fair[-1]][0]  # the largest power that these rows do not speak against
+        chosen.score = float(logs[fair[-1]].mean())
+        return chosen
+
+    def __call__(self, outputs: Tensor, left: Tensor) -> Predictive:
+        """The predictive distribution of rows."""
+        trust = ((1 - left).clamp(min=0) ** self.power)[:, None]
+        if self.temperature is not None:
+            own = torch.log_softmax(self.temperature * outputs, 1)
+            logs = torch.log_softmax(self.temperature * trust * outputs, 1)
+            entropy = -(own.exp() * own).sum(1)
+            return CategoricalPredictive(logs, (logs.exp() - own.exp()).square(), entropy)
+        assert self.noise is not None and self.centre is not None and self.spread is not None  # noqa: PT018
+        mean = self.centre + trust * (outputs - self.centre)
+        return GaussianPredictive(mean, self.spread.square() * (1 - trust.square()), self.noise)
+
+    def to_json(self) -> dict[str, Any]:
+        """What describes it."""
+        numbers = {"noise": self.noise, "centre": self.centre, "spread": self.spread}
+        found: dict[str, Any] = {k: None if v is None else v.tolist() for k, v in numbers.items()}
+        return found | {"power": self.power, "temperature": self.temperature}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any], device: torch.device) -> "Answer":
+        """Reads it back."""
+        names = ("noise", "centre", "spread")
+        values = {name: content[name] for name in names if content[name] is not None}
+        tensors = {k: torch.tensor(v, dtype=torch.float64, device=device) for k, v in values.items()}
+        temperature = None if content["temperature"] is None else float(content["temperature"])
+        finite = all(bool(torch.isfinite(t).all()) for t in tensors.values())
+        if not finite or not float(content["power"]) > 0 or (temperature is None) != (len(tensors) == 3):
+            raise ValueError("numbers of the answer")
+        return cls(
+            float(content["power"]), temperature, tensors.get("noise"), tensors.get("centre"), tensors.get("spread")
+        )
+
+
+def _fit_power(power: float, known: HeadRows, left: Tensor, targets: Tensor, classes: bool) -> tuple[Answer, Tensor]:
+    """The answer with a given power whose temperature or noise suits known rows, and their log probabilities."""
+    outputs = known.outputs.double()
+    if classes:
+
+        def at(value: float) -> Answer:
+            return Answer(power, math.exp(value))
+
+        best = _minimum(lambda value: -float(at(value)(outputs, left).log_prob(known.targets).mean()), -4.0, 4.0)
+        return at(best), at(best)(outputs, left).log_prob(known.targets)
+    centre, spread = targets.mean(0), targets.std(0)
+    prediction = Answer(power, None, spread, centre, spread)(outputs, left)
+    assert isinstance(prediction, GaussianPredictive)
+    noise = []
+    for column in range(outputs.shape[1]):
+        mean, variance, truth = (t[:, column] for t in (prediction.mean, prediction.variance, known.targets))
+        unit = float(spread[column].clamp(min=1e-12))
+
+        def loss(
+            value: float, mean: Tensor = mean, variance: Tensor = variance, truth: Tensor = truth, unit: float = unit
+        ):
+            return -float(normal_log_density(truth, mean, (variance + (unit * math.exp(value)) ** 2).sqrt()).mean())
+
+        noise.append(unit * math.exp(_minimum(loss, -12.0, 2.0)))
+    found = Answer(power, None, torch.tensor(noise, dtype=torch.float64, device=outputs.device), centre, spread)
+    return found, found(outputs, left).log_prob(known.targets)
+
+
+def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
+    return float(minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 1e-3}).x)  # pyright: ignore

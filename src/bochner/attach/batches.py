@@ -1,0 +1,297 @@
+"""A network that gives its features beside its outputs, and the rows of a loader as a head sees them."""
+
+import copy
+import hashlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor, nn
+
+KEYED_NUMBERS = 4096  # numbers of an input that decide whether it is in the sample
+LABELS = ("labels", "label", "targets", "target", "y")  # what labels are called in a batch that is a dictionary
+BATCH = 1024  # rows of a tensor that the network sees at a time
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # positional, and by name
+
+
+class Tapped:
+    """A network whose features, the inputs of a linear layer, are given beside its outputs.
+
+    Its modules are copies in evaluation mode; parameters and buffers are the network's own.
+
+    Args:
+        network: The network.
+        name: Dotted name of the linear layer.
+    """
+
+    def __init__(self, network: nn.Module, name: str) -> None:
+        network = _unwrapped(network)
+        layers = dict(network.named_modules())
+        if not isinstance(layers.get(name), nn.Linear):
+            found = ", ".join(repr(n) for n, module in layers.items() if isinstance(module, nn.Linear)) or "none"
+            raise ValueError(
+                f"The head parameter must name an nn.Linear of the network ({found}), got {name!r} instead."
+            )
+        self.name = name
+        held = [values for m in network.modules() for values in (m._parameters, m._buffers, m.__dict__)]
+        shared: dict[int, Any] = {id(v): v for values in held for v in values.values() if isinstance(v, Tensor)}
+        self.network = copy.deepcopy(network, shared).eval()
+        self.layer: Any = self.network.get_submodule(name)
+        self._seen = threading.local()  # so that threads do not see each other's features
+        self.layer.register_forward_hook(self._remember)
+        self.device, self.dtype = self.layer.weight.device, self.layer.weight.dtype
+
+    def _remember(self, _: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        self._seen.features, self._seen.output = given[0], output
+
+    @classmethod
+    def of(cls, network: nn.Module, name: str | None, loader: Iterable[Any]) -> "Tapped":
+        """The network tapped at the named layer, or at the linear layer whose output it returns."""
+        if name is not None:
+            return cls(network, name)
+        linears = [n for n, module in _unwrapped(network).named_modules() if isinstance(module, nn.Linear)]
+        batch = next(inputs_of(loader))
+        for candidate in reversed(linears):
+            tapped = cls(network, candidate)
+            if tapped.is_last(batch):
+                return tapped
+        raise ValueError(
+            f"The network must return the output of an nn.Linear; none of its {len(linears)} does. Take away what comes after "
+            "the last linear layer (a softmax, say), or name the layer whose inputs are to be features in head=."
+        )
+
+    @torch.no_grad()
+    def is_last(self, batch: Inputs) -> bool:
+        """Whether the layer's output is what the network returns."""
+        outputs, made = self._run(batch), getattr(self._seen, "output", None)
+        if made is None or made.numel() != outputs.numel():
+            return False
+        return torch.allclose(made.flatten(), outputs.flatten(), rtol=0, atol=0, equal_nan=True)
+
+    def _run(self, batch: Inputs) -> Tensor:
+        self._seen.features = self._seen.output = None
+        args, named = batch
+        found = self.network(*map(self._moved, args), **{k: self._moved(v) for k, v in named.items()})
+        outputs = getattr(found, "logits", found)
+        if not isinstance(outputs, Tensor):
+            raise ValueError(f"The network must return a tensor, or an object with logits; got {type(found).__name__}.")
+        return outputs
+
+    def __call__(self, batch: Inputs) -> tuple[Tensor, Tensor]:
+        """Features, (n, d), and outputs of a batch."""
+        outputs, features = self._run(batch), self._seen.features
+        self._seen.features = self._seen.output = None  # nothing is kept of a batch
+        if features is None:
+            raise ValueError(f"The layer {self.name!r} was not used when the network was run; name another in head=.")
+        if features.ndim != 2 or len(features) != len(outputs):
+            raise ValueError(
+                f"The layer {self.name!r} must see one row of features for each row of outputs, got shapes "
+                f"{tuple(features.shape)} and {tuple(outputs.shape)}."
+            )
+        return features, outputs
+
+    def _moved(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(self.device, self.dtype) if value.is_floating_point() else value.to(self.device)
+
+    @property
+    def digest(self) -> str:
+        """What tells networks apart: a digest of the layer's weights."""
+        return hashlib.sha256(self.layer.weight.detach().cpu().double().numpy().tobytes()).hexdigest()
+
+
+def _unwrapped(network: nn.Module) -> nn.Module:
+    wrapped = isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    return network.module if wrapped else network
+
+
+def _split(batch: Any) -> tuple[Inputs, Any]:
+    """Inputs of a batch, positional and by name, and its targets, if any."""
+    if isinstance(batch, Tensor):
+        return ((batch,), {}), None
+    if isinstance(batch, Mapping):
+        key = next((name for name in LABELS if name in batch), None)
+        return ((), {k: v for k, v in batch.items() if k != key}), None if key is None else batch[key]
+    if isinstance(batch, tuple | list) and len(batch) > 0 and isinstance(batch[0], Tensor):
+        inputs = batch if len(batch) == 1 else batch[:-1]
+        return (tuple(inputs), {}), None if len(batch) == 1 else batch[-1]
+    raise ValueError(
+        f"A batch must be a tensor, a tuple of tensors or a dictionary, got {type(batch).__name__} instead."
+    )
+
+
+def inputs_of(x: Any) -> Iterator[Inputs]:
+    """The inputs of a tensor, a tuple or dictionary of tensors, or a loader, batch by batch."""
+    if isinstance(x, Tensor):
+        yield from (((part,), {}) for part in x.split(BATCH))
+    elif isinstance(x, Mapping):
+        yield _split(x)[0]
+    elif isinstance(x, tuple):  # of a network with several inputs
+        yield x, {}
+    elif isinstance(x, Iterable):
+        yield from (_split(batch)[0] for batch in x)
+    else:
+        raise ValueError(f"The x parameter must be a tensor, a dictionary or a loader, got {type(x).__name__} instead.")
+
+
+def _targets(batch: Any) -> Tensor:
+    targets = _split(batch)[1]
+    if targets is None:
+        what = f"a dictionary of {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else "inputs alone"
+        raise ValueError(f"A batch must hold targets: (x, y), or a dictionary with one of {LABELS}; got {what}.")
+    return torch.as_tensor(targets)
+
+
+def first_targets(loader: Iterable[Any]) -> Tensor:
+    """The targets of a loader's first batch, after a look at whether it can be gone through again."""
+    if not isinstance(loader, Iterable) or iter(loader) is loader:
+        raise ValueError(
+            "The loader parameter must be something that can be gone through more than once, such as a DataLoader or a list; "
+            f"got a {type(loader).__name__}."
+        )
+    if (batch := next(iter(loader), None)) is None:
+        raise ValueError("The loader parameter must give at least one batch, got none.")
+    return _targets(batch)
+
+
+def as_outputs(outputs: Tensor, classes: bool) -> Tensor:
+    """Outputs as (n, c); one output for two classes becomes two that are each other's opposites."""
+    outputs = outputs.reshape(len(outputs), -1)
+    return torch.cat([-outputs / 2, outputs / 2], 1) if classes and outputs.shape[1] == 1 else outputs
+
+
+@dataclass
+class HeadRows:
+    """Some rows as the head sees them: features, outputs, targets, and what decides whether they are in the sample."""
+
+    features: Tensor
+    outputs: Tensor
+    targets: Tensor
+    keys: Tensor
+    seen: int
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, at: Any) -> "HeadRows":
+        return HeadRows(self.features[at], self.outputs[at], self.targets[at], self.keys[at], self.seen)
+
+    def to(self, device: torch.device) -> "HeadRows":
+        """The same on a device."""
+        tensors = (self.features, self.outputs, self.targets, self.keys)
+        features, outputs, targets, keys = (t.to(device) for t in tensors)
+        return HeadRows(features, outputs, targets, keys, self.seen)
+
+    def joined(self, other: "HeadRows") -> "HeadRows":
+        """Both."""
+        return HeadRows(
+            torch.cat([self.features, other.features]),
+            torch.cat([self.outputs, other.outputs]),
+            torch.cat([self.targets, other.targets]),
+            torch.cat([self.keys, other.keys]),
+            self.seen + other.seen,
+        )
+
+    def smallest(self, most: int) -> "HeadRows":
+        """The rows with the smallest keys, in their order."""
+        return self[self.keys.argsort(stable=True)[:most]]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Goes through a loader."""
+
+    tapped: Tapped
+    classes: bool
+
+    @torch.no_grad()
+    def rows(self, loader: Iterable[Any], what: str, progress: bool) -> Iterator[HeadRows]:
+        """The batches of a loader, one at a time."""
+        length = len(loader) if hasattr(loader, "__len__") else None  # pyright: ignore[reportArgumentType]
+        shown = track(loader, what, total=length, console=Console(stderr=True), transient=True, disable=not progress)
+        for number, batch in enumerate(shown):
+            inputs, targets = _split(batch)[0], _targets(batch).to(self.tapped.device)
+            features, outputs = self.tapped(inputs)
+            outputs = as_outputs(outputs, self.classes)
+            if len(targets) != len(outputs):
+                raise ValueError(f"Batch {number} has {len(targets)} targets for {len(outputs)} rows.")
+            if not bool(torch.isfinite(features).all()) or not bool(torch.isfinite(outputs).all()):
+                raise ValueError(f"Batch {number} gives features or outputs that are not finite; are its inputs?")
+            yield HeadRows(features, outputs, self._checked(targets, outputs, number), _keys(inputs), len(outputs))
+
+    def _checked(self, targets: Tensor, outputs: Tensor, number: int) -> Tensor:
+        if not self.classes:
+            targets = targets.reshape(len(targets), -1)
+            if targets.shape != outputs.shape:
+                raise ValueError(
+                    f"Batch {number} has targets of shape {tuple(targets.shape)} for outputs of shape {tuple(outputs.shape)}."
+                )
+            if not bool(torch.isfinite(targets).all()):
+                raise ValueError(f"Batch {number} has targets that are not finite.")
+            return targets.double()
+        targets = targets.reshape(-1).long() if targets.numel() == len(targets) else targets
+        if targets.ndim != 1 or (
+            len(targets) > 0 and not 0 <= int(targets.min()) <= int(targets.max()) < outputs.shape[1]
+        ):
+            raise ValueError(
+                f"Batch {number} must have one label from 0 to {outputs.shape[1] - 1} for each row, for the network has "
+                f"{outputs.shape[1]} classes; got values from {targets.min().item()} to {targets.max().item()}."
+            )
+        return targets
+
+
+def _keys(inputs: Inputs) -> Tensor:
+    """A pseudo-random number for every row that depends on its values alone: whatever the order of rows, or who reads them."""
+    x = next(value for value in (*inputs[0], *inputs[1].values()) if isinstance(value, Tensor))
+    flat = x.reshape(len(x), -1)
+    at = torch.linspace(0, flat.shape[1] - 1, min(flat.shape[1], KEYED_NUMBERS), dtype=torch.float64).round().long()
+    some = flat[:, at.to(flat.device)]
+    bits = some.double().view(torch.int64) if some.is_floating_point() else some.long()
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) * 2 + 1
+    key = ((bits ^ (bits >> 29)) * factors.to(bits.device)).sum(1)
+    for shift in (31, 27, 33):  # mixes high and low bits
+        key = (key ^ (key >> shift)) * -7046029254386353131
+    return key
+
+
+def sample_rows(batches: Iterator[HeadRows], most: int) -> HeadRows:
+    """The rows with the smallest keys, of all processes: a random sample, the same in whatever order rows come."""
+    kept: HeadRows | None = None
+    for batch in batches:
+        kept = (batch if kept is None else kept.joined(batch)).smallest(most)
+    if kept is None:
+        raise ValueError("The loader parameter must give at least one batch, got none.")
+    for part in _from_others(kept):
+        kept = kept.joined(part).smallest(most)
+    return kept
+
+
+def _workers() -> int:
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def _from_others(own: HeadRows) -> list[HeadRows]:
+    """What other processes have sampled."""
+    if _workers() == 1:
+        return []
+    everyone: list[Any] = [None] * _workers()
+    torch.distributed.all_gather_object(everyone, own.to(torch.device("cpu")))
+    del everyone[torch.distributed.get_rank()]
+    return [part.to(own.keys.device) for part in everyone]
+
+
+def sum_over_processes(total: Tensor, parts: Iterable[Tensor]) -> Tensor:
+    """The sum of matrices over batches and processes."""
+    for part in parts:
+        total += part
+    if _workers() > 1:
+        torch.distributed.all_reduce(total)
+    return total

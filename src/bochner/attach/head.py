@@ -1,0 +1,222 @@
+r"""A network that somebody has trained already, made to know what it does not know.
+
+The answer stays the network's own: with features $h$ before its last layer and outputs $z(x)$ it is never less accurate than it
+was. What a stationary prior adds is how far that answer can be trusted. Let $v(x)$ be the share of the prior variance that the
+training rows leave at a row, under a stationary Gaussian process on the features (a head of infinite width, at anchors; see
+:mod:`bochner.estimators.kernel_features`): 0 at a row seen many times, 1 far from all. Then
+
+$$ p(y \mid x) = \operatorname{softmax}\bigl(t\,(1 - v)^\gamma z(x)\bigr), \qquad
+   y \mid x \sim \mathrm{N}\bigl(\bar y + (1 - v)^\gamma (z(x) - \bar y),\; s_y^2 (1 - (1 - v)^{2\gamma}) + s^2\bigr) $$
+
+for classes and for numbers: the network's answer where rows were seen, all classes alike or the spread of all targets where none
+were. Temperature t or noise s are those under which rows are most probable that the head has not learnt from, and $\gamma$ is the
+largest power that they do not speak against by more than a standard error. The kernel and its lengthscale are chosen by them too.
+
+For classes nearness is that of the features' *directions*, with the logarithm of their length as one more coordinate: a network
+trained with a softmax tells classes apart by direction, and images unlike all others tend to have short features.
+
+**The score.** Two cues say that a row is unlike those that were seen: much variance left, and outputs that all are small,
+$-\log\sum_c e^{z_c}$, which is so between classes and beyond them. Each is turned into the share $p_k$ of known rows at which it
+is as large; if a row is like these, $p_k$ is uniform. Fisher's statistic $-\sum_k \log p_k$ takes both into account, and the
+score is the share of known rows with a smaller one: a row of score 0.99 looks stranger than 99 of 100 known rows. Beyond the
+ninetieth percentile shares follow an exponential tail, so that very strange rows still differ.
+"""
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bochner.attach.answers import Answer
+from bochner.attach.batches import (
+    HeadRows,
+    Reader,
+    Tapped,
+    as_outputs,
+    first_targets,
+    inputs_of,
+    sample_rows,
+    sum_over_processes,
+)
+from bochner.attach.nearness import KERNELS, Nearness, Space
+from bochner.attach.novelty import Novelty, Tail, cues_of
+from bochner.predictive import Predictive
+
+ANCHORS = 1000  # rows that nearness is measured to
+KNOWN = 4000  # rows that choose, and that new rows are compared with
+FEWEST = 10  # rows without which nothing can be learnt
+LENGTHSCALES = (0.25, 0.5, 1.0)  # that are tried, in median distances of features; with longer ones nothing is far
+USUAL = ("matern32", 0.5)  # kernel and lengthscale without held-out rows: what these mostly choose
+
+
+class StationaryHead:
+    """A trained network with a stationary head: calibrated, and aware of what is unlike its data.
+
+    ``StationaryHead.fit(network, loader)`` makes one; ``StationaryHead.load(path, network)`` reads one back.
+
+    The network is not changed, and not copied: the head has modules of its own, in evaluation mode, that share the network's
+    parameters. Training the network further makes the head wrong. Predictions may be asked for from several threads.
+
+    Attributes:
+        kernel: Name of the kernel that was chosen.
+        lengthscale: Its lengthscale, in median distances of features.
+        power: γ.
+        temperature: t, for classes; what outputs are multiplied by.
+        noise: Standard deviation of the noise of every output, (c,), for regression.
+        threshold: Score above which a row is flagged.
+        false_alarm: Share of known rows that are.
+    """
+
+    def __init__(self, tapped: Tapped, near: Nearness, answer: Answer, novelty: Novelty, about: dict[str, Any]) -> None:
+        self._tapped, self._near, self._answer, self._novelty, self._about = tapped, near, answer, novelty, about
+        self.kernel, self.lengthscale = near.kernel, near.scale
+        self.power, self.temperature, self.noise = answer.power, answer.temperature, answer.noise
+        self.false_alarm = about["false_alarm"]
+        self.threshold = 1 - self.false_alarm
+
+    @classmethod
+    def fit(
+        cls,
+        network: nn.Module,
+        loader: Iterable[Any],
+        held_out: Iterable[Any] | None = None,
+        *,
+        head: str | None = None,
+        task: str | None = None,
+        false_alarm: float = 0.05,
+        progress: bool = True,
+    ) -> "StationaryHead":
+        """Attaches a head to a trained network.
+
+        The loader is gone through twice, and its features are never all in memory. Under ``torch.distributed`` every process
+        gives its own share of the rows, and all get the same head.
+
+        Args:
+            network: Any module; its last layer must be an ``nn.Linear`` whose output the network returns.
+            loader: Batches (x, y), (x₁, x₂, …, y) or dictionaries with labels under 'labels', 'label', 'targets', 'target' or 'y';
+                a ``DataLoader`` or any other iterable that can be gone through more than once.
+            held_out: The same, of rows that the network was not trained on: they set the temperature or noise and the score.
+                Without them nothing can be learnt about how sure the network should be: its outputs are taken as they are, the
+                kernel and power are the usual ones, and the score is set by rows of the loader, each as if the head had not seen
+                it. That is right where the network has not learnt its training rows by heart.
+            head: Dotted name of the last linear layer, where it cannot be found: its input is what features are.
+            task: 'classes' or 'regression'; by default integer targets are classes.
+            false_alarm: Share of known rows that may be flagged.
+            progress: Whether to show the passes over the data.
+        """
+        _check_options(network, task, false_alarm)
+        first = first_targets(loader)
+        tapped = Tapped.of(network, head, loader)
+        classes = not first.is_floating_point() if task is None else task == "classes"
+        reader = Reader(tapped, classes)
+        sample = sample_rows(reader.rows(loader, "reading features", progress), ANCHORS + KNOWN)
+        if sample.seen < FEWEST:
+            raise ValueError(f"The loader parameter must give at least {FEWEST} rows, got {sample.seen}.")
+        anchors = min(ANCHORS, len(sample) // 2)
+        if held_out is None:
+            known, seen = sample[anchors:], True
+        else:
+            known, seen = sample_rows(reader.rows(held_out, "reading held-out rows", progress), KNOWN), False
+            if len(known) < FEWEST:
+                raise ValueError(f"The held_out parameter must give at least {FEWEST} rows, got {len(known)}.")
+        space = Space.of(sample.features, directions=classes)
+        near = _choose_nearness(space, sample, anchors, known, classes, seen)
+        if sample.seen > len(sample):
+            rows = reader.rows(loader, "summing over rows", progress)
+            grams = (near.gram(part.features) for part in rows)
+            near = near.with_rows(sum_over_processes(torch.zeros_like(near.factor), grams))
+        left = near.left(known.features, seen=seen)
+        answer = Answer.fitted(known, left, sample.targets, classes, seen)
+        novelty = Novelty.of(cues_of(left, known.outputs, classes))
+        about = {"classes": classes, "head": tapped.name, "false_alarm": float(false_alarm), "rows": sample.seen}
+        return cls(tapped, near, answer, novelty, about)
+
+    def predict(self, x: Any) -> Predictive:
+        """The predictive distribution at a tensor, a tuple or dictionary of them, or a loader (whose labels are left aside).
+
+        For classes ``expected_entropy`` is the entropy of the network's own answer at its temperature: what is added to it far from
+        the data is the mutual information.
+        """
+        outputs, left = self._outputs_and_left(x)
+        return self._answer(outputs, left)
+
+    def ood_score(self, x: Any) -> Tensor:
+        """Share of known rows that look less strange than each row, (n,): near 1 for rows like nothing seen."""
+        outputs, left = self._outputs_and_left(x)
+        return self._novelty(cues_of(left, outputs, self._about["classes"]))
+
+    def variance_left(self, x: Any) -> Tensor:
+        """Share of the prior variance that the training rows leave at each row, (n,)."""
+        return self._outputs_and_left(x)[1]
+
+    @torch.no_grad()
+    def _outputs_and_left(self, x: Any) -> tuple[Tensor, Tensor]:
+        outputs, left = [], []
+        for inputs in inputs_of(x):
+            features, found = self._tapped(inputs)
+            if not bool(torch.isfinite(features).all()) or not bool(torch.isfinite(found).all()):
+                raise ValueError("The x parameter gives features or outputs that are not finite; are its values?")
+            outputs.append(as_outputs(found, self._about["classes"]).double())
+            left.append(self._near.left(features))
+        if not outputs:
+            raise ValueError("The x parameter must hold at least one row, got none.")
+        return torch.cat(outputs), torch.cat(left)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the head, without the network, to a safetensors file: no code in it, at most 1,000 rows of features."""
+        from bochner.storage import write_sealed
+
+        content, tensors = self._near.to_parts()
+        content |= {"about": self._about, "network": self._tapped.digest, "answer": self._answer.to_json()}
+        tensors |= {f"tail{number}": tail.known for number, tail in enumerate(self._novelty.tails)}
+        tensors["statistic"] = self._novelty.statistic.known
+        return write_sealed(Path(path), "StationaryHead", content, tensors)
+
+    @classmethod
+    def load(cls, path: str | Path, network: nn.Module) -> "StationaryHead":
+        """Reads a head back for the network that it was made for."""
+        from bochner.storage import ModelFileError, read_sealed
+
+        content, tensors = read_sealed(Path(path), "StationaryHead")
+        try:
+            about = content["about"]
+            tapped = Tapped(network, about["head"])
+            if tapped.digest != content["network"]:
+                raise ModelFileError(f"{path} was made for another network: the weights of its last layer differ.")
+            tensors = {name: value.to(tapped.device) for name, value in tensors.items()}
+            near = Nearness.from_parts(content, tensors)
+            names = sorted(name for name in tensors if name.startswith("tail"))
+            novelty = Novelty([Tail(tensors[name]) for name in names], Tail(tensors["statistic"]))
+            return cls(tapped, near, Answer.from_json(content["answer"], tapped.device), novelty, about)
+        except ModelFileError:
+            raise
+        except Exception as error:
+            raise ModelFileError(
+                f"{path} does not hold what a head must hold ({type(error).__name__}: {error})."
+            ) from error
+
+
+def _check_options(network: Any, task: Any, false_alarm: Any) -> None:
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"The network parameter must be an nn.Module, got {type(network).__name__} instead.")
+    if task not in (None, "classes", "regression"):
+        raise ValueError(f"The task parameter must be 'classes' or 'regression', got {task!r} instead.")
+    if not isinstance(false_alarm, float) or not 0 < false_alarm < 1:
+        raise ValueError(f"The false_alarm parameter must lie between 0 and 1, got {false_alarm!r} instead.")
+
+
+def _choose_nearness(
+    space: Space, sample: HeadRows, anchors: int, known: HeadRows, classes: bool, seen: bool
+) -> Nearness:
+    """The kernel and lengthscale under which known rows are most probable, by heads that learn from the sample."""
+    if seen:
+        return Nearness.at(space, *USUAL, sample.features[:anchors], sample.features)
+    tried = []
+    for kernel, scale in itertools.product(KERNELS, LENGTHSCALES):
+        near = Nearness.at(space, kernel, scale, sample.features[:anchors], sample.features)
+        answer = Answer.fitted(known, near.left(known.features), sample.targets, classes, seen)
+        tried.append((answer.score, near))
+    return max(tried, key=lambda pair: pair[0])[1]

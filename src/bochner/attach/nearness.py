@@ -1,0 +1,140 @@
+"""How near a row's features are to those of rows that were seen."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bochner.estimators.kernel_features import CHUNK, KernelFeatures, squared_distances
+from bochner.spectra import RBF, Matern, Spectrum
+
+KERNELS: dict[str, Spectrum] = {"matern32": Matern(1.5), "rbf": RBF()}  # those that are tried
+PRECISION = 16.0  # what a row tells: the prior variance over that of its noise; what is left hardly depends on it
+LENGTH_WEIGHT = (
+    0.1  # of a standard deviation of log lengths, in median distances: with more, directions count too little
+)
+PAIRS = 1000  # rows on either side of the pairs whose median distance is taken
+
+
+@dataclass
+class Space:
+    """What distances between features are measured in.
+
+    Attributes:
+        directions: Whether it is directions that count, with the logarithm of the length beside them.
+        centre: Mean of the log length, or of the features.
+        scale: Standard deviation of the log length, or of the features.
+        unit: Median distance of rows in this space.
+    """
+
+    directions: bool
+    centre: Tensor
+    scale: Tensor
+    unit: float
+
+    @classmethod
+    def of(cls, features: Tensor, *, directions: bool) -> "Space":
+        """From a sample of features."""
+        features = features.double()
+        if directions:
+            lengths = features.norm(dim=1)
+            smallest = lengths.mean() * 1e-6
+            logs = (lengths + smallest).log()
+            found = cls(True, torch.stack([logs.mean(), smallest]), logs.std().clamp(min=1e-6), 1.0)
+        else:
+            found = cls(False, features.mean(0), features.std(0).square().mean().sqrt(), 1.0)
+        x = found(features[: 2 * PAIRS])
+        half = len(x) // 2
+        distances = squared_distances(x[:half], x[half:]).sqrt()
+        apart = distances[distances > 1e-9]
+        if len(apart) == 0 or not bool(torch.isfinite(apart).all()):
+            raise ValueError(
+                "The features before the last layer are the same for all rows of the loader: nothing can be told from them. Is "
+                "the network trained, and is head= the right layer?"
+            )
+        found.unit = float(apart.median())
+        return found
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Features, (n, d), as points of this space."""
+        features = features.double()
+        if not self.directions:
+            return (features - self.centre) / self.scale
+        lengths = features.norm(dim=1, keepdim=True) + self.centre[1]
+        logs = (lengths.log() - self.centre[0]) / self.scale
+        return torch.cat([features / lengths, LENGTH_WEIGHT * self.unit * logs], 1)
+
+
+@dataclass
+class Nearness:
+    """The share of the prior variance that training rows leave, under one kernel.
+
+    Attributes:
+        space: What distances are measured in.
+        kernel: The kernel's name.
+        scale: Its lengthscale, in median distances.
+        phi: The prior as features, at anchors.
+        factor: Cholesky factor of I + P ΦᵀΦ over the training rows, for a precision P of every row.
+    """
+
+    space: Space
+    kernel: str
+    scale: float
+    phi: KernelFeatures
+    factor: Tensor = field(repr=False)
+
+    @classmethod
+    def at(cls, space: Space, kernel: str, scale: float, anchors: Tensor, rows: Tensor) -> "Nearness":
+        """From the features of anchors and of rows to learn from."""
+        points = space(anchors)
+        phi = KernelFeatures.at(KERNELS[kernel], torch.full_like(points[0], scale * space.unit), points)
+        empty = cls(space, kernel, scale, phi, torch.eye(len(points), dtype=torch.float64, device=points.device))
+        return empty.with_rows(empty.gram(rows))
+
+    def gram(self, features: Tensor) -> Tensor:
+        """ΦᵀΦ of some rows."""
+        total = torch.zeros_like(self.phi.factor)
+        for part in features.split(CHUNK):
+            own = self.phi(self.space(part))
+            total.addmm_(own.mT, own)
+        return total
+
+    def with_rows(self, gram: Tensor) -> "Nearness":
+        """The same prior after rows with this ΦᵀΦ."""
+        precision = PRECISION * gram
+        precision.diagonal().add_(1.0)
+        return Nearness(self.space, self.kernel, self.scale, self.phi, torch.linalg.cholesky(precision))
+
+    def left(self, features: Tensor, *, seen: bool = False) -> Tensor:
+        """Variance left at rows, (n,); for rows that are among those learnt from, as if each alone were not."""
+        found = []
+        for part in features.split(CHUNK):
+            phi = self.phi(self.space(part))
+            own = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False).square().sum(0)
+            if seen:  # φ'(A − Pφφ')⁻¹φ
+                own = own / (1 - PRECISION * own).clamp(min=1e-6)
+            found.append(own + (1 - phi.square().sum(1)).clamp(min=0))
+        return torch.cat(found).clamp(max=1.0)
+
+    def to_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """JSON and tensors that describe it."""
+        content = {
+            "kernel": self.kernel,
+            "scale": self.scale,
+            "unit": self.space.unit,
+            "directions": self.space.directions,
+        }
+        tensors = {"anchors": self.phi.anchors, "factor": self.factor}
+        return content, tensors | {"centre": self.space.centre, "spread": self.space.scale}
+
+    @classmethod
+    def from_parts(cls, content: dict[str, Any], tensors: dict[str, Tensor]) -> "Nearness":
+        """Reads it back."""
+        unit, scale = float(content["unit"]), float(content["scale"])
+        space = Space(bool(content["directions"]), tensors["centre"], tensors["spread"], unit)
+        anchors, factor = tensors["anchors"], tensors["factor"]
+        if anchors.ndim != 2 or factor.shape != (len(anchors), len(anchors)) or not unit > 0 or not scale > 0:
+            raise ValueError("sizes of the anchors")
+        phi = KernelFeatures(KERNELS[content["kernel"]], torch.full_like(anchors[0], scale * unit), anchors)
+        return cls(space, content["kernel"], scale, phi, factor)

@@ -1,0 +1,412 @@
+"""A head for a trained network, against dense Gaussian processes, refits and the network itself."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from bochner.attach import StationaryHead
+from bochner.attach.answers import Answer
+from bochner.attach.batches import HeadRows
+from bochner.attach.nearness import PRECISION, Nearness, Space
+from bochner.attach.novelty import Novelty, Tail
+from bochner.storage import ModelFileError
+
+CENTRES = torch.tensor([[0.0, 2.0], [2.0, -1.0], [-2.0, -1.0]], dtype=torch.float64)
+
+
+def blobs(num, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (num,), generator=generator)
+    return CENTRES[y] + 0.9 * torch.randn(num, 2, generator=generator, dtype=torch.float64), y
+
+
+def wave(num, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = 4 * torch.rand(num, 2, generator=generator, dtype=torch.float64) - 2
+    clean = torch.stack([torch.sin(2 * x[:, 0]), 5 + x[:, 1] ** 2], 1)
+    return x, clean + torch.tensor([0.1, 0.5]) * torch.randn(num, 2, generator=generator, dtype=torch.float64)
+
+
+def trained(x, y, outputs, hidden=(32, 16), steps=300, middle=None):
+    torch.manual_seed(0)
+    layers = [nn.Linear(2, hidden[0]), nn.ReLU(), *([middle] if middle else [])]
+    network = nn.Sequential(*layers, nn.Linear(*hidden), nn.ReLU(), nn.Linear(hidden[1], outputs)).double()
+    optimizer = torch.optim.Adam(network.parameters(), 0.01)
+    for _ in range(steps):
+        loss = nn.functional.cross_entropy if not y.is_floating_point() else nn.functional.mse_loss
+        optimizer.zero_grad()
+        loss(network(x), y).backward()
+        optimizer.step()
+    return network.eval().requires_grad_(False)
+
+
+def loader(x, y, size=64):
+    return DataLoader(TensorDataset(x, y), size)
+
+
+def fit(network, *loaders, **options):
+    return StationaryHead.fit(network, *loaders, progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def classes():
+    network = trained(*blobs(400), 3)
+    return network, fit(network, loader(*blobs(400)), loader(*blobs(400, 1)))
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    network = trained(*wave(600), 2)
+    return network, fit(network, loader(*wave(600)), loader(*wave(400, 1)))
+
+
+# ------------------------------------------------------------------ the mathematics
+
+
+def test_with_all_rows_as_anchors_the_variance_left_is_that_of_the_exact_process():
+    x, new = blobs(40)[0], blobs(15, 1)[0]
+    space = Space.of(x, directions=False)
+    near = Nearness.at(space, "matern32", 0.5, x, x)
+    left = near.left(new)
+
+    def kernel(a, b):
+        r = np.linalg.norm(a[:, None] - b[None], axis=-1) * np.sqrt(3) / (0.5 * space.unit)
+        return (1 + r) * np.exp(-r)
+
+    a, b = space(x).numpy(), space(new).numpy()
+    cross = kernel(b, a)
+    solved = np.linalg.solve(kernel(a, a) + np.eye(40) / PRECISION, cross.T)
+    np.testing.assert_allclose(left, 1 - (cross * solved.T).sum(1), atol=1e-6)
+
+
+def test_a_seen_row_is_left_out_in_closed_form():
+    x = blobs(60)[0]
+    space = Space.of(x, directions=True)
+    near = Nearness.at(space, "rbf", 0.5, x[:20], x)
+    left = near.left(x[20:], seen=True)
+    for row in (20, 33, 59):
+        others = torch.cat([x[:row], x[row + 1 :]])
+        again = Nearness.at(space, "rbf", 0.5, x[:20], others).left(x[row : row + 1])
+        torch.testing.assert_close(left[row - 20 : row - 19], again)
+
+
+def test_directions_ignore_small_changes_of_length_and_see_large_ones():
+    x = blobs(50)[0]
+    space = Space.of(x, directions=True)
+    unit = space(x)[:, :2]
+    torch.testing.assert_close(unit.norm(dim=1), torch.ones(50, dtype=torch.float64), rtol=1e-4, atol=0)
+    near = Nearness.at(space, "matern32", 0.5, x, x)
+    assert float(near.left(1.1 * x).max()) < 0.5
+    assert float(near.left(1e9 * x).min()) > 0.95
+    assert float(near.left(0 * x).min()) > 0.95
+
+
+def test_a_tail_counts_and_then_falls_exponentially():
+    known = torch.linspace(0, 1, 101, dtype=torch.float64)
+    tail = Tail(known)
+    shares = tail.log_share(torch.tensor([-1.0, 0.5, 0.9, 1.5, 3.0], dtype=torch.float64)).exp()
+    torch.testing.assert_close(shares[1], torch.tensor(52 / 102, dtype=torch.float64))
+    assert shares[0] == 1
+    torch.testing.assert_close(shares[3], torch.tensor(0.1 * np.exp(-0.6 / 0.05), dtype=torch.float64))
+    assert shares[4] < shares[3] < shares[2]
+
+
+def test_the_score_of_rows_like_the_known_ones_is_uniform():
+    rng = np.random.default_rng(0)
+    known, new = (list(torch.from_numpy(rng.multivariate_normal([0, 0], [[1, 0.7], [0.7, 1]], 4000).T)) for _ in "ab")
+    found = Novelty.of(known)(new).numpy()
+    for share in (0.1, 0.5, 0.9, 0.95, 0.99):
+        assert (found > share).mean() == pytest.approx(1 - share, abs=0.02)
+
+
+def test_the_power_is_the_largest_that_known_rows_do_not_speak_against():
+    """Where the variance left says nothing of errors no power pays; where it says all, a large one does."""
+    generator = torch.Generator().manual_seed(0)
+    left = torch.rand(3000, generator=generator, dtype=torch.float64)
+    outputs = 3 * torch.randn(3000, 2, generator=generator, dtype=torch.float64)
+
+    def chosen(trust):
+        p = torch.softmax(trust[:, None] * outputs, 1)[:, 1]
+        y = (torch.rand(3000, generator=generator, dtype=torch.float64) < p).long()
+        rows = HeadRows(outputs, outputs, y, y, 3000)
+        return Answer.fitted(rows, left, y, classes=True, seen=False)
+
+    plain, shrunk = chosen(torch.full_like(left, 0.5)), chosen((1 - left) ** 2)
+    assert plain.power <= 1 / 8
+    assert plain.temperature == pytest.approx(0.5, rel=0.15)
+    assert shrunk.power == 2.0
+    assert shrunk.temperature == pytest.approx(1.0, rel=0.15)
+
+
+# ------------------------------------------------------------------ classes
+
+
+def test_the_answer_is_the_networks_own(classes):
+    network, head = classes
+    x, y = blobs(500, 2)
+    prediction = head.predict(x)
+    assert torch.equal(prediction.probabilities.argmax(1), network(x).argmax(1))
+    trust = (1 - head.variance_left(x)) ** head.power
+    expected = torch.log_softmax(head.temperature * trust[:, None] * network(x).detach(), 1)
+    torch.testing.assert_close(prediction.log_probabilities, expected)
+    assert (prediction.mutual_information >= 0).all()
+    own = nn.functional.cross_entropy(network(x), y).item()
+    assert -prediction.log_prob(y).mean().item() < own + 0.02
+
+
+def test_far_from_the_data_all_classes_are_alike_and_rows_are_flagged(classes):
+    _, head = classes
+    x = blobs(100, 2)[0]
+    far = 1e9 * x
+    assert (head.predict(far).probabilities - 1 / 3).abs().max() < 0.2
+    assert (head.ood_score(far) > head.threshold).all()
+    score = head.ood_score(blobs(2000, 3)[0])
+    assert float((score > head.threshold).double().mean()) == pytest.approx(head.false_alarm, abs=0.025)
+    assert 0 <= float(score.min())
+    assert float(score.max()) <= 1
+
+
+def test_without_held_out_rows_the_network_is_not_made_surer():
+    x, y = blobs(400)
+    network = trained(x, y, 3)
+    head = fit(network, loader(x, y))
+    new = blobs(300, 5)[0]
+    before, after = torch.softmax(network(new), 1).max(1).values, head.predict(new).confidence
+    assert float((after - before).mean()) < 0.005
+    assert (head.kernel, head.lengthscale, head.power) == ("matern32", 0.5, 0.5)
+
+
+def test_one_output_for_two_classes_is_a_sigmoid():
+    x, y = blobs(300)
+    y = (y > 0).long()
+    network = trained(x, y, 2)
+    single = nn.Sequential(*list(network)[:-1], nn.Linear(16, 1).double())
+    last = network[-1]
+    single[-1].weight.data, single[-1].bias.data = last.weight[1:] - last.weight[:1], last.bias[1:] - last.bias[:1]
+    new = blobs(50, 1)[0]
+    found = fit(single, loader(x, y)).predict(new).probabilities
+    assert torch.equal(found[:, 1] > 0.5, single(new)[:, 0] > 0)
+
+
+# ------------------------------------------------------------------ regression
+
+
+def test_regression_is_calibrated_and_reverts_to_the_spread_of_the_targets(numbers):
+    network, head = numbers
+    x, y = wave(2000, 2)
+    prediction = head.predict(x)
+    low, high = prediction.interval(0.9)
+    inside = ((y >= low) & (y <= high)).double().mean(0)
+    assert ((inside - 0.9).abs() < 0.04).all()
+    error = (y - network(x)).square().mean(0).sqrt()
+    torch.testing.assert_close(prediction.std.mean(0), error, rtol=0.2, atol=0)
+    assert ((y - prediction.mean).square().mean(0).sqrt() < 1.05 * error).all()
+    away = 1000 * x / x.norm(dim=1, keepdim=True)
+    far = head.predict(away)
+    truth = wave(600)[1]
+    torch.testing.assert_close(far.mean, truth.mean(0).expand_as(far.mean), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(far.variance, truth.var(0).expand_as(far.variance), rtol=1e-3, atol=1e-3)
+    assert (head.ood_score(away) > head.threshold).all()
+
+
+# ------------------------------------------------------------------ streams
+
+
+def few_rows_suffice(patch):
+    patch.setattr("bochner.attach.head.ANCHORS", 100)
+    patch.setattr("bochner.attach.head.KNOWN", 300)
+
+
+def test_neither_order_nor_batches_matter(monkeypatch):
+    few_rows_suffice(monkeypatch)
+    x, y = blobs(2000)
+    network = trained(x[:400], y[:400], 3, steps=50)
+    order = torch.randperm(2000)
+    one = fit(network, loader(x, y), loader(*blobs(400, 1)))
+    two = fit(network, loader(x[order], y[order], 1000), [(x, y) for x, y in loader(*blobs(400, 1), 7)])
+    new = blobs(200, 2)[0]
+    torch.testing.assert_close(one.ood_score(new), two.ood_score(new), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        one.predict(new).probabilities, two.predict(loader(new, y[:200], 33)).probabilities, rtol=0, atol=1e-9
+    )
+
+
+TWO_PROCESSES = """
+import sys, torch
+sys.path.insert(0, "tests")
+from test_attach import *
+rank, size, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+if size > 1:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}.meet", rank=rank, world_size=size)
+few_rows_suffice(pytest.MonkeyPatch())
+x, y = blobs(2000)
+network = trained(x[:400], y[:400], 3, steps=50)
+head = fit(network, loader(x[rank::size], y[rank::size]), loader(*(v[rank::size] for v in blobs(400, 1))))
+new = blobs(200, 2)[0]
+torch.save(torch.cat([head.ood_score(new), head.predict(new).probabilities.flatten()]), f"{path}.{size}.{rank}")
+"""
+
+
+def test_two_processes_equal_one(tmp_path):
+    path = str(tmp_path / "found")
+    jobs = [(0, 1), (0, 2), (1, 2)]
+    running = [
+        subprocess.Popen([sys.executable, "-c", TWO_PROCESSES, str(rank), str(size), path]) for rank, size in jobs
+    ]
+    assert [job.wait(timeout=120) for job in running] == [0, 0, 0]
+    one, *both = (torch.load(f"{path}.{size}.{rank}") for rank, size in jobs)
+    for part in both:
+        torch.testing.assert_close(part, one, rtol=0, atol=1e-10)
+
+
+def test_threads_do_not_disturb_each_other(classes):
+    _, head = classes
+    batches = [blobs(50, seed)[0] for seed in range(40)]
+    alone = [head.ood_score(x) for x in batches]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(head.ood_score, batches))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+# ------------------------------------------------------------------ whatever the network takes
+
+
+def test_a_network_in_training_mode_is_left_so_and_asked_as_in_evaluation():
+    x, y = blobs(300)
+    network = trained(x, y, 3, middle=nn.Sequential(nn.BatchNorm1d(32), nn.Dropout(0.5))).train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    head = fit(network, loader(x, y))
+    assert network.training
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert not any(module._forward_hooks for module in network.modules())
+    assert torch.equal(head.predict(x).probabilities.argmax(1), network.eval()(x).argmax(1))
+
+
+class Tokens(nn.Module):
+    """Sequences in by name, an object with logits out, and the head in a module within."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.first = nn.Embedding(9, 8), nn.Linear(3, 3)
+        self.body = nn.ModuleDict({"head": nn.Linear(16, 3), "rnn": nn.GRU(8, 16, batch_first=True)})
+
+    def forward(self, tokens, mask=None):
+        states = self.body["rnn"](self.embed(tokens))[0]
+        kept = states if mask is None else states * mask[..., None]
+        return SimpleNamespace(logits=self.body["head"](kept.mean(1)))
+
+
+def test_sequences_and_dictionaries():
+    torch.manual_seed(0)
+    network, tokens, y = Tokens(), torch.randint(9, (120, 7)), torch.randint(3, (120,))
+    batches = [
+        {"tokens": t, "mask": torch.ones(40, 7), "labels": label}
+        for t, label in zip(tokens.split(40), y.split(40), strict=True)
+    ]
+    head = fit(network, batches)
+    found = head.predict({"tokens": tokens, "mask": torch.ones(120, 7)}).probabilities
+    assert torch.equal(found.argmax(1), network(tokens).logits.argmax(1))
+    torch.testing.assert_close(head.predict(batches).probabilities, found)
+    torch.testing.assert_close(head.predict((tokens, torch.ones(120, 7))).probabilities, found)
+
+
+def test_parameters_are_shared_and_weight_norm_is_taken():
+    x, y = blobs(100)
+    network = trained(x, y, 3, steps=10)
+    nn.utils.parametrizations.weight_norm(network[2])
+    head = fit(network, loader(x, y))
+    parameters = {id(p) for p in network.parameters()}
+    assert {id(p) for p in head._tapped.network.parameters()} == parameters
+
+
+def test_images_of_float32_stay_so():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 4))
+    x, y = torch.rand(60, 1, 8, 8, dtype=torch.float64), torch.randint(4, (60,))
+    head = fit(network, [(x, y)])
+    assert head.predict(x).probabilities.shape == (60, 4)
+    assert next(network.parameters()).dtype == torch.float32
+
+
+# ------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_a_file_brings_back_the_same_head(kind, request, tmp_path):
+    network, head = request.getfixturevalue(kind)
+    again = StationaryHead.load(head.save(tmp_path / "head.bochner"), network)
+    new = blobs(50, 2)[0]
+    assert torch.equal(again.ood_score(new), head.ood_score(new))
+    one, two = again.predict(new), head.predict(new)
+    assert torch.equal(one.entropy, two.entropy)
+    assert (again.kernel, again.threshold, again.power) == (head.kernel, head.threshold, head.power)
+
+
+def test_a_file_of_another_network_or_an_edited_one_is_refused(classes, tmp_path):
+    network, head = classes
+    path = head.save(tmp_path / "head.bochner")
+    with pytest.raises(ModelFileError, match="made for another network"):
+        StationaryHead.load(path, trained(*blobs(400, 7), 3))
+    path.write_bytes(path.read_bytes().replace(b"matern32", b"matern23").replace(b'"rbf"', b'"rbg"'))
+    with pytest.raises(ModelFileError, match="checksum"):
+        StationaryHead.load(path, network)
+    with pytest.raises(ModelFileError, match="does not exist"):
+        StationaryHead.load(tmp_path / "nothing", network)
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+class Zero(nn.Module):
+    def forward(self, x):
+        return 0 * x
+
+
+@pytest.mark.parametrize(
+    ("network", "batches", "options", "message"),
+    [
+        (nn.Linear(2, 3), [], {}, "must give at least one batch"),
+        (nn.Linear(2, 3), [blobs(5)], {}, "must give at least 10 rows, got 5"),
+        (nn.Linear(2, 3), iter([blobs(50)]), {}, "gone through more than once"),
+        (nn.Linear(2, 3), [{"x": blobs(50)[0]}], {}, "dictionary of 'x'"),
+        (nn.Linear(2, 3), [blobs(50)[0]], {}, "inputs alone"),
+        (nn.Linear(2, 2), [blobs(50)], {}, "label from 0 to 1 .* got values from 0 to 2"),
+        (nn.Linear(2, 3), [(blobs(50)[0] / 0, blobs(50)[1])], {}, "not finite"),
+        (nn.Linear(2, 3), [(blobs(50)[0], blobs(40)[1])], {}, "40 targets for 50 rows"),
+        (nn.Linear(2, 3), [wave(50)], {}, r"targets of shape \(50, 2\) for outputs of shape \(50, 3\)"),
+        (nn.ReLU(), [blobs(50)], {}, "must return the output of an nn.Linear; none of its 0 does"),
+        (nn.Sequential(nn.Linear(2, 3), nn.Softmax(1)), [blobs(50)], {}, "Take away what comes after"),
+        (nn.Sequential(Zero(), nn.Linear(2, 3)), [blobs(50)], {}, "the same for all rows"),
+        (nn.Linear(2, 3), [blobs(50)], {"head": "last"}, "must name an nn.Linear of the network"),
+        (nn.Linear(2, 3), [blobs(50)], {"task": "labels"}, "must be 'classes' or 'regression', got 'labels'"),
+        (nn.Linear(2, 3), [blobs(50)], {"false_alarm": 2.0}, "between 0 and 1, got 2.0"),
+        ("network", [blobs(50)], {}, "must be an nn.Module, got str"),
+        (nn.Linear(2, 3), [7], {}, "A batch must be a tensor, .* got int"),
+    ],
+)
+def test_bad_inputs_are_named(network, batches, options, message):
+    network = network.double() if isinstance(network, nn.Module) else network
+    with pytest.raises(ValueError, match=message):
+        fit(network, batches, **options)
+
+
+def test_values_that_are_not_finite_are_refused_when_predicting(classes):
+    _, head = classes
+    with pytest.raises(ValueError, match="not finite"):
+        head.predict(torch.full((3, 2), torch.nan))
+    with pytest.raises(ValueError, match="at least one row"):
+        head.ood_score([])
+
+
+def test_a_softmax_at_the_end_is_passed_over_where_the_layer_is_named():
+    x, y = blobs(200)
+    network = nn.Sequential(trained(x, y, 3), nn.LogSoftmax(1))
+    head = fit(network, loader(x, y), head="0.4")
+    assert torch.equal(head.predict(x).probabilities.argmax(1), network(x).argmax(1))
