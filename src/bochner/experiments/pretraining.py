@@ -123,7 +123,7 @@ def pretrained(
     training = f"{schedule}, seed {seed}, {len(images)} images"
     if not path.exists():
         partial = path.with_name(f"{path.stem}-partial{path.suffix}")
-        seconds = _train(net, partial, training, schedule, seed, images, labels, progress)
+        seconds = train(net, partial, training, schedule, seed, images, labels, progress=progress)
         found = _predict(net, score).argmax(-1)
         notes = {"accuracy": (found == truth).double().mean().item(), "seconds": round(seconds, 1)}
         _write(path, net.state_dict(), notes | {"epochs": schedule.epochs, "training": training})
@@ -133,7 +133,7 @@ def pretrained(
     return net.eval(), {k: float(notes[k]) for k in ("accuracy", "seconds", "epochs")}
 
 
-def _train(
+def train(
     net: nn.Module,
     partial: Path,
     training: str,
@@ -141,7 +141,8 @@ def _train(
     seed: int,
     images: Tensor,
     labels: Tensor,
-    progress: bool,
+    *,
+    progress: bool = False,
 ) -> float:
     """Trains in place, from where an earlier run stopped; returns the seconds it took."""
     optimizer = torch.optim.SGD(
