@@ -198,7 +198,7 @@ def run_cifar(options: argparse.Namespace) -> None:
     show = Pictures(torch.from_numpy(data.x_train), DEVICE)
     x, test = (show(torch.from_numpy(part)) for part in (data.x_train, data.x_test))
     y, truth = (torch.from_numpy(part).long().to(DEVICE) for part in (data.y_train, data.y_test))
-    sets = {name: show(torch.from_numpy(load_images(name).x_test)) for name in ("cifar100", "svhn")}
+    sets = {name: show(torch.from_numpy(load_images(name).x_test)) for name in ("cifar100", "svhn-1083")}
     schedule = Schedule(epochs=options.epochs)
     net = network(schedule, 0)
     if options.network == "residual":
