@@ -20,7 +20,7 @@ PAGES = [
     for page in sorted((ROOT / "docs").glob("*.md"))
     if "```python" in page.read_text() and page.name != "adding_a_posterior.md"
 ]
-FIGURES = {"banana": ["banana.svg"], "regression_1d": ["regression_1d.svg"]}
+FIGURES = {name: [f"{name}.svg"] for name in ("banana", "regression_1d", "trained_network")}
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 
 
@@ -57,7 +57,7 @@ def test_every_new_page_with_code_is_run():
 
 def test_the_examples_run(tmp_path):
     """Two at a time: each is a process on one thread."""
-    assert EXAMPLES == ["banana", "regression_1d", "streaming", "swap_head", "table_csv"]
+    assert EXAMPLES == ["banana", "regression_1d", "streaming", "swap_head", "table_csv", "trained_network"]
     for name in EXAMPLES:
         (tmp_path / name).mkdir()
     with ThreadPoolExecutor(2) as pool:
@@ -106,6 +106,22 @@ def test_the_reference_has_every_public_name(site):
     estimators = ["estimators.StationaryRegressor.ood_score", "estimators.StationaryClassifier.predict_proba"]
     for name in [*bochner.__all__, *estimators, "metrics.nlpd", "datasets.load"]:
         assert f'id="bochner.{name}"' in page, name
+
+
+def test_numbers_of_heads_on_networks_are_those_of_their_rows():
+    page, front = ((ROOT / name).read_text() for name in ("docs/trained_network.md", "README.md"))
+    rows = read_rows(ROOT / "results/attach/rows.jsonl")
+    worst = {}
+    for name in {row["set"] for row in rows}:
+        for score in {row["score"] for row in rows}:
+            own = [row for row in rows if (row["set"], row["score"]) == (name, score)]
+            means = [np.mean([row["auroc"][k] for row in own]) for k in own[0]["auroc"]]
+            worst[name, score] = min(means)
+            assert f"| {score} | {' | '.join(f'{v:.3f}' for v in [*means, min(means)])} |" in page, (name, score)
+        head = [row for row in rows if row["set"] == name and row["score"] == "StationaryHead"]
+        assert f"{np.mean([row['accuracy'] for row in head]):.4f}" in page, name
+    for score in ("StationaryHead", "maximum probability", "energy"):
+        assert f"{worst['digits', score]:.3f}" in front, score
 
 
 def test_lines_are_not_too_long():

@@ -1,6 +1,8 @@
 """Laplace posteriors: against dense matrices, against curvlinops, against the closed form, and stacked against single."""
 
+import dataclasses
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import curvlinops
 import pytest
@@ -8,6 +10,7 @@ import torch
 from torch import nn
 
 from bochner import Categorical, Gaussian, Model, StationaryLayer
+from bochner.posteriors import taps
 from bochner.posteriors.closed_form import ClosedForm
 from bochner.posteriors.laplace import Laplace
 from problems import classification, data, regression
@@ -320,3 +323,52 @@ def test_bad_arguments():
     )
     with pytest.raises(ValueError, match=r"layer extractor.0 must have groups=1 and numeric zero padding"):
         Laplace(grouped, torch.zeros(4, 2, 2, 2), torch.arange(4) % 2)
+
+
+# ------------------------------------------------------------------ the prior's precision
+
+
+@pytest.mark.parametrize("structure", [*STRUCTURES, "last_layer"])
+def test_a_multiplied_prior_is_that_of_a_model_with_that_prior(structure, monkeypatch):
+    """The same posterior, made again from layers whose precisions are multiplied before anything is computed."""
+    model, (x, y), new = classification(hidden=(5, 4), width=6), data(25, classes=3), data(9, seed=2)[0]
+    posterior = Laplace(model, x, y, structure=structure)
+    posterior.set_prior(37.0)
+
+    def multiplied(model):
+        return [
+            dataclasses.replace(tap, precision=37 * tap.precision, bias_precision=37 * tap.bias_precision)
+            for tap in taps.taps(model)
+        ]
+
+    monkeypatch.setattr("bochner.posteriors.laplace.taps", multiplied)
+    again = Laplace(model, x, y, structure=structure)
+    for found, expected in zip(posterior.output_moments(new), again.output_moments(new), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_prior_is_chosen_by_held_out_rows():
+    model, (x, y), (new, truth) = classification(width=6), data(25, classes=3), data(30, classes=3, seed=2)
+    posterior = Laplace(model, x, y)
+    tried = (0.1, 10.0, 1000.0)
+    chosen = posterior.tune_prior(new, truth, multipliers=tried)
+    densities = {}
+    for multiplier in tried:
+        posterior.set_prior(multiplier)
+        generator = torch.Generator().manual_seed(0)
+        densities[multiplier] = posterior.predict(new, generator=generator).log_prob(truth).mean()
+    assert chosen == max(densities, key=lambda m: densities[m])
+    with pytest.raises(ValueError, match="The multiplier parameter must be positive"):
+        posterior.set_prior(0.0)
+    with pytest.raises(ValueError, match="damping='exact' alone"):
+        Laplace(model, x, y, damping="pi").set_prior(2.0)
+
+
+def test_threads_may_predict_together():
+    model, (x, y) = regression(hidden=(5, 4), width=6), data(25)
+    posterior = Laplace(model, x, y)
+    inputs = [data(20, seed=seed)[0] for seed in range(24)]
+    alone = [posterior.predict(new).variance for new in inputs]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda new: posterior.predict(new).variance, inputs))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))

@@ -38,6 +38,10 @@ class Curvature(ABC):
         """Turns sums over ``count`` rows into what sampling and prediction need."""
 
     @abstractmethod
+    def with_prior(self, state: list[Any], multiplier: float) -> list[Any]:
+        """What ``finish`` gives where the prior precision of every weight is ``multiplier`` times as large."""
+
+    @abstractmethod
     def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
         """Deviations from the MAP weights, (num, E, fan_out, fan_in) for each layer."""
 
@@ -92,6 +96,12 @@ class Kron(Curvature):
             state.append(tuple(t.contiguous() for t in part))
         return state
 
+    def with_prior(self, state: list[Any], multiplier: float) -> list[Any]:
+        """The eigenbases stay: in units of the prior the precision of a pair is ba + m instead of ba + 1."""
+        if self.damping != "exact":
+            raise ValueError("The prior can be chosen under damping='exact' alone: 'pi' mixes it with the factors.")
+        return [(u_b, u_a, (v.reciprocal() - 1 + multiplier).reciprocal()) for u_b, u_a, v in state]
+
     def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
         """U_B (z / √precision) U_A'."""
         return [u_b @ (normal((num, *v.shape), v, generator) * v.sqrt()) @ u_a.mT for u_b, u_a, v in state]
@@ -119,6 +129,13 @@ class Diagonal(Curvature):
         """Variances."""
         return [
             ((square + tap.precisions(square)).reciprocal(),) for tap, (square,) in zip(self.layers, total, strict=True)
+        ]
+
+    def with_prior(self, state: list[Any], multiplier: float) -> list[Any]:
+        """More precision of every weight."""
+        return [
+            ((v.reciprocal() + (multiplier - 1) * tap.precisions(v)).reciprocal(),)
+            for tap, (v,) in zip(self.layers, state, strict=True)
         ]
 
     def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
@@ -156,12 +173,18 @@ class Full(Curvature):
     def finish(self, total: list[Any], count: int) -> list[Any]:  # noqa: ARG002
         """Cholesky factor of the precision."""
         ((ggn,),) = total
-        columns = [
-            tap.precisions(ggn.new_zeros(fan_in)).repeat(out)
-            for tap, (out, fan_in) in zip(self.layers, self.shapes, strict=True)
-        ]
-        prior = torch.cat(columns)
-        return [torch.linalg.cholesky(ggn + torch.diag(prior))]
+        return [torch.linalg.cholesky(ggn + torch.diag(self._prior(ggn)))]
+
+    def _prior(self, like: Tensor) -> Tensor:
+        """Prior precision of every weight."""
+        sizes = zip(self.layers, self.shapes, strict=True)
+        return torch.cat([tap.precisions(like.new_zeros(fan_in)).repeat(out) for tap, (out, fan_in) in sizes])
+
+    def with_prior(self, state: list[Any], multiplier: float) -> list[Any]:
+        """A new factor."""
+        (factor,) = state
+        more = (multiplier - 1) * self._prior(factor)
+        return [torch.linalg.cholesky(factor @ factor.mT + torch.diag(more))]
 
     def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
         """L⁻ᵀz, cut into layers."""
