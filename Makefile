@@ -19,8 +19,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	@$(BIN)/bochner demo --out demo
 
+# A process for each core, on one thread: small matrices do not gain from more.
 test: setup
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 test-slow: setup
 	@$(BIN)/python -m pytest -m slow

@@ -70,7 +70,7 @@ for (name, some), row in zip(shown.items(), axes, strict=True):
     for place in row:
         place.axis("off")
     for place, image, score in zip(row, some[:8], scores, strict=False):
-        place.imshow(image[0], cmap="gray_r")
+        place.imshow(image[0].numpy(), cmap="gray_r")
         place.set_title(f"{score:.2f}", color="tab:red" if score > head.threshold else "black", fontsize=9)
     row[0].text(-0.3, 0.5, name, transform=row[0].transAxes, rotation=90, ha="center", va="center")
 figure.savefig("trained_network.svg")

@@ -103,7 +103,7 @@ def test_the_site_needs_nothing_from_elsewhere(site):
 
 def test_the_reference_has_every_public_name(site):
     page = (site[0] / "api.html").read_text()
-    estimators = ["estimators.StationaryRegressor.ood_score", "estimators.StationaryClassifier.predict_proba"]
+    estimators = ["StationaryRegressor.ood_score", "StationaryClassifier.predict_proba"]
     for name in [*bochner.__all__, *estimators, "metrics.nlpd", "datasets.load"]:
         assert f'id="bochner.{name}"' in page, name
 

@@ -1,5 +1,7 @@
 """Mixtures, their weights and their spread, against SciPy."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,9 @@ from scipy.integrate import quad
 from scipy.optimize import brentq, minimize
 from scipy.special import softmax
 from scipy.stats import norm
+from torch import nn
 
-from bochner.estimators import spread
+from bochner.estimators import Settings, extractors, spread
 from bochner.estimators.members import Inputs, Member, climb, variance_left, worth_keeping
 from bochner.estimators.mixture import NormalMixture, stacking_weights
 from bochner.estimators.spread import Spread, learn_spread
@@ -251,3 +254,27 @@ def test_far_away_the_constant_is_left_and_no_factor_is_beyond_reason():
 def test_two_rows_have_a_spread():
     x, mean, values, weight = scores(2, np.ones_like)
     assert torch.isfinite(learn_spread(x, mean, values, weight, 2)(x, mean)).all()
+
+
+def test_networks_train_in_rounds_until_rows_they_have_not_seen_say_stop(monkeypatch):
+    """Rounds that bring better, better and worse networks: the second one's stay; a network that goes astray goes back alone."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 1, generator=generator)
+    y = 2 * x + 0.1 * torch.randn(600, 1, generator=generator)
+    models = [nn.Sequential(nn.Linear(1, 1, bias=False)) for _ in range(2)]
+    slopes = iter([(1.0, 1.0), (1.8, 1.8), (1.9, -5.0), (1.0, 1.0)])
+    rounds = []
+
+    def fake(models, *_, seed, **__):
+        rounds.append(seed)
+        for model, slope in zip(models, next(slopes), strict=True):
+            model[0].weight.data.fill_(slope)
+        return SimpleNamespace(diverged=torch.zeros(2, dtype=torch.bool))
+
+    monkeypatch.setattr(extractors, "fit_map", fake)
+    task = SimpleNamespace(settings=Settings(many_rows=10, most_rounds=9), say=lambda _: None)
+    options = {"seed": [0, 1], "rows": torch.arange(300).expand(2, -1)}
+    judging = [torch.arange(300), torch.arange(300, 600)]
+    assert extractors._train(models, x, y, None, judging, options, task) == [False, False]
+    assert [round(model[0].weight.item(), 3) for model in models] == [1.9, 1.8]
+    assert rounds == [[0, 1], [1000, 1001], [2000, 2001], [3000, 3001]]

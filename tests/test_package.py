@@ -36,5 +36,8 @@ def test_public_names_are_these():
         "Laplace",
         "Swag",
         "Predictive",
+        "StationaryHead",
+        "StationaryRegressor",
+        "StationaryClassifier",
     ]
     assert all(hasattr(bochner, name) for name in bochner.__all__)

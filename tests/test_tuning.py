@@ -220,5 +220,6 @@ def test_plans_are_the_same_for_the_same_generator():
 def test_settings_follow_the_number_of_rows():
     settings = Settings()
     assert [settings.folds_for(rows) for rows in (3, 100, 2000, 2001)] == [3, 5, 5, 8]
-    assert [settings.steps_for(rows) for rows in (100, 800, 5000, 20_000, 20_001)] == [150, 800, 1500, 1500, 3000]
+    assert [settings.steps_for(rows) for rows in (100, 800, 5000, 20_001)] == [150, 800, 1500, 1500]
+    assert [settings.rounds_for(rows) for rows in (100, 20_000, 20_001)] == [1, 1, 5]
     assert settings.deep_anchors(5) ** 2 * 5 <= settings.deep_numbers < (settings.deep_anchors(5) + 1) ** 2 * 5
