@@ -179,13 +179,16 @@ def _mean_in_errors(gain: Tensor) -> float:
 def _log_probability(models: list[Model], x: Tensor, y: Tensor, judging: list[Tensor]) -> Tensor:
     """Log probability of each row that judges, by the network that has not seen it.
 
-    A network that trains for long is too sure of itself, which its head will not be: so noise, or a factor on the outputs before
-    the softmax, is chosen by the same rows.
+    A network that trains for long is too sure of itself, which its head will not be: so its noise, or a factor on its outputs
+    before the softmax, is chosen by the same rows.
     """
-    outputs = torch.cat([model.eval()(x[rows]) for model, rows in zip(models, judging, strict=True)])
-    truth = y[torch.cat(judging)]
+    return torch.cat([_suited(model.eval()(x[rows]), y[rows]) for model, rows in zip(models, judging, strict=True)])
+
+
+def _suited(outputs: Tensor, truth: Tensor) -> Tensor:
+    """Log probability of rows under the noise, or the factor on the outputs, that suits them best."""
     if truth.is_floating_point():
-        return Gaussian(float((outputs - truth).square().mean().sqrt())).to(x.device)(outputs, truth)
+        return Gaussian(float((outputs - truth).square().mean().sqrt().clamp(min=1e-12))).to(truth)(outputs, truth)
     tried = torch.stack([Categorical()(factor * outputs, truth) for factor in FACTORS])
     return tried[tried.mean(1).argmax()]
 
