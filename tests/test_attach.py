@@ -1,7 +1,10 @@
 """A head for a trained network, against dense Gaussian processes, refits and the network itself."""
 
+import copy
+import pickle
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -410,3 +413,130 @@ def test_a_softmax_at_the_end_is_passed_over_where_the_layer_is_named():
     network = nn.Sequential(trained(x, y, 3), nn.LogSoftmax(1))
     head = fit(network, loader(x, y), head="0.4")
     assert torch.equal(head.predict(x).probabilities.argmax(1), network(x).argmax(1))
+
+
+# ------------------------------------------------------------------ what a hostile reader found
+
+
+def test_a_few_held_out_rows_do_not_make_the_network_sure():
+    """All of them right: the likelihood alone asks for outputs as large as they can be."""
+    x, y = blobs(400)
+    network = trained(x, y, 3)
+    new, truth = blobs(400, 1)
+    right = network(new).argmax(1) == truth
+    head = fit(network, loader(x, y), loader(new[right][:15], truth[right][:15]))
+    assert 0.5 < head.temperature < 2.5
+
+
+def test_the_unit_is_the_median_distance_of_directions_whatever_is_added_to_them():
+    x = blobs(400)[0].abs() + 1000
+    space = Space.of(x, directions=True)
+    unit = x / x.norm(dim=1, keepdim=True)
+    expected = torch.cdist(unit[:200], unit[200:]).median()
+    torch.testing.assert_close(torch.tensor(space.unit, dtype=torch.float64), expected, rtol=1e-3, atol=0)
+
+
+def test_lengths_beyond_the_usual_ones_are_far():
+    x = blobs(300)[0]
+    near = Nearness.at(Space.of(x, directions=True), "matern32", 0.5, x, x)
+    assert float(near.left(1e4 * x).min()) > 0.9
+
+
+def test_the_sample_does_not_depend_on_an_input_that_never_changes(monkeypatch):
+    few_rows_suffice(monkeypatch)
+    x, y = blobs(3000)
+    order = y.argsort()
+    network = trained(x[:300], y[:300], 3)
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = network
+
+        def forward(self, mask, x):
+            return self.network(x * mask[:, :1])
+
+    batches = [
+        {"mask": torch.ones(100, 4), "x": x[rows], "labels": y[rows]} for rows in order.split(100)
+    ]  # class after class
+    head = fit(Masked(), batches)
+    new, truth = blobs(1500, 3)
+    flagged = head.ood_score({"mask": torch.ones(1500, 4), "x": new}) > head.threshold
+    assert all(flagged[truth == label].double().mean() < 0.2 for label in range(3))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_the_threshold_holds_its_promise_with_few_known_rows(share):
+    """Conformal prediction: over draws of known and new rows, no more than the share is flagged."""
+    rng = np.random.default_rng(0)
+    flagged = []
+    for _ in range(300):
+        known, new = torch.from_numpy(rng.normal(size=(1, 40))), torch.from_numpy(rng.normal(size=(1, 50)))
+        novelty = Novelty.of(list(known))
+        flagged.append(float((novelty(list(new)) > novelty.threshold(share)).double().mean()))
+    assert np.mean(flagged) < share + 0.01
+    few = Novelty.of([torch.from_numpy(rng.normal(size=10))])
+    assert few.threshold(0.05) == 1.0
+
+
+def test_a_constant_target_and_targets_in_other_units():
+    x, y = wave(200)
+    network = trained(x, y, 2, steps=50)
+    constant = torch.full_like(y, 3.0)
+    with pytest.warns(UserWarning, match="worse than their mean") as said:
+        head = fit(network, loader(x, 1e-3 * y), loader(x, 1e-3 * y))
+    prediction = head.predict(x)
+    error = (1e-3 * y - prediction.mean).square().mean(0).sqrt()
+    torch.testing.assert_close(prediction.std.mean(0), error, rtol=0.2, atol=0)
+    assert said
+    head = fit(network, loader(x, constant), loader(x, constant))
+    assert float(head.predict(x).log_prob(constant).mean()) > -10
+
+
+def test_labels_of_floats_and_probabilities_are_asked_about():
+    x, y = blobs(60)
+    single = nn.Linear(2, 1).double()
+    with pytest.raises(ValueError, match="say task='classes' or task='regression'"):
+        fit(single, [(x, (y > 0).double()[:, None])])
+    assert fit(single, [(x, (y > 0).double()[:, None])], task="classes").predict(x).probabilities.shape == (60, 2)
+    with pytest.raises(ValueError, match="not whole numbers"):
+        fit(single, [(x, (y > 0).double()[:, None] * 0.9 + 0.05)], task="classes")
+    soft = nn.Sequential(trained(x, y, 3, steps=5), nn.Softmax(1))
+    with pytest.raises(ValueError, match="returns probabilities"):
+        fit(soft, [(x, y)], head="0.4")
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(zip(*blobs(60), strict=True))
+
+
+def test_loaders_without_a_length_and_tuples_of_batches(classes):
+    network, head = classes
+    fit(network, DataLoader(Endless(), 20))
+    fit(network, tuple(loader(*blobs(60))))
+    with pytest.raises(ValueError, match="at least one row"):
+        head.predict(blobs(5)[0][:0])
+    with pytest.raises(ValueError, match="must be a tensor, a dictionary or a loader, got ndarray"):
+        head.predict(np.zeros((3, 2)))
+
+
+def test_a_head_can_be_copied_and_a_changed_network_is_noticed(classes, tmp_path):
+    network, head = classes
+    new = blobs(20, 4)[0]
+    for again in (copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
+        assert torch.equal(again.ood_score(new), head.ood_score(new))
+    path = head.save(tmp_path / "head.bochner")
+    other = copy.deepcopy(network)
+    other[0].weight.data += 1
+    with pytest.raises(ModelFileError, match="made for another network"):
+        StationaryHead.load(path, other)
+    moved = copy.deepcopy(network)
+    own = fit(moved, loader(*blobs(60)))
+    moved.float()
+    with pytest.raises(ValueError, match=r"was moved from cpu, torch\.float64 to cpu, torch\.float32"):
+        own.predict(new)
+    locked = copy.deepcopy(network)
+    locked.lock = threading.Lock()
+    with pytest.raises(ValueError, match="could not be copied"):
+        fit(locked, loader(*blobs(60)))

@@ -1,6 +1,7 @@
 """From a network's outputs and the variance left to a predictive distribution."""
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,9 @@ from bochner.attach.batches import HeadRows
 from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive, normal_log_density
 
 POWERS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # γ that are tried
+TEMPERATURE_SPREAD = (
+    0.5  # prior standard deviation of log t: most networks are within a factor of two of where they should be
+)
 USUAL_POWER = 0.5  # γ without held-out rows
 
 
@@ -97,7 +101,13 @@ def _fit_power(power: float, known: HeadRows, left: Tensor, targets: Tensor, cla
         def at(value: float) -> Answer:
             return Answer(power, math.exp(value))
 
-        best = _minimum(lambda value: -float(at(value)(outputs, left).log_prob(known.targets).mean()), -4.0, 4.0)
+        def loss(value: float) -> float:
+            prior = (
+                0.5 * (value / TEMPERATURE_SPREAD) ** 2 / len(left)
+            )  # few rows, all of them right, ask for any temperature
+            return prior - float(at(value)(outputs, left).log_prob(known.targets).mean())
+
+        best = _minimum(loss, -4.0, 4.0)
         return at(best), at(best)(outputs, left).log_prob(known.targets)
     centre, spread = targets.mean(0), targets.std(0)
     prediction = Answer(power, None, spread, centre, spread)(outputs, left)
@@ -105,14 +115,21 @@ def _fit_power(power: float, known: HeadRows, left: Tensor, targets: Tensor, cla
     noise = []
     for column in range(outputs.shape[1]):
         mean, variance, truth = (t[:, column] for t in (prediction.mean, prediction.variance, known.targets))
-        unit = float(spread[column].clamp(min=1e-12))
+        error = float((truth - outputs[:, column]).square().mean().sqrt())
+        if error > 2 * float(spread[column]) > 0:
+            warnings.warn(
+                f"Output {column} of the network is {error:.3g} from its targets, which differ by {float(spread[column]):.3g}: it "
+                "is worse than their mean. Are the targets in the units that it was trained with?",
+                stacklevel=4,
+            )
+        unit = max(float(spread[column]), error, 1e-300)
 
-        def loss(
+        def noise_loss(
             value: float, mean: Tensor = mean, variance: Tensor = variance, truth: Tensor = truth, unit: float = unit
         ):
             return -float(normal_log_density(truth, mean, (variance + (unit * math.exp(value)) ** 2).sqrt()).mean())
 
-        noise.append(unit * math.exp(_minimum(loss, -12.0, 2.0)))
+        noise.append(unit * math.exp(_minimum(noise_loss, -12.0, 2.0)))
     found = Answer(power, None, torch.tensor(noise, dtype=torch.float64, device=outputs.device), centre, spread)
     return found, found(outputs, left).log_prob(known.targets)
 

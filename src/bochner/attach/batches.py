@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -40,14 +41,26 @@ class Tapped:
         self.name = name
         held = [values for m in network.modules() for values in (m._parameters, m._buffers, m.__dict__)]
         shared: dict[int, Any] = {id(v): v for values in held for v in values.values() if isinstance(v, Tensor)}
-        self.network = copy.deepcopy(network, shared).eval()
+        try:
+            self.network = copy.deepcopy(network, shared).eval()
+        except Exception as error:
+            raise ValueError(
+                f"The network's modules could not be copied ({type(error).__name__}: {error}). Take away what it holds beside "
+                "modules and parameters, such as tensors of earlier passes, locks or a trainer."
+            ) from error
         self.layer: Any = self.network.get_submodule(name)
         self._seen = threading.local()  # so that threads do not see each other's features
         self.layer.register_forward_hook(self._remember)
         self.device, self.dtype = self.layer.weight.device, self.layer.weight.dtype
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_seen"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _seen=threading.local())
+
     def _remember(self, _: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
-        self._seen.features, self._seen.output = given[0], output
+        self._seen.features, self._seen.output = given[0], output.clone()  # what comes after may change it in place
 
     @classmethod
     def of(cls, network: nn.Module, name: str | None, loader: Iterable[Any]) -> "Tapped":
@@ -55,14 +68,15 @@ class Tapped:
         if name is not None:
             return cls(network, name)
         linears = [n for n, module in _unwrapped(network).named_modules() if isinstance(module, nn.Linear)]
-        batch = next(inputs_of(loader))
+        batch = _split(next(iter(loader)))[0]
         for candidate in reversed(linears):
             tapped = cls(network, candidate)
             if tapped.is_last(batch):
                 return tapped
         raise ValueError(
             f"The network must return the output of an nn.Linear; none of its {len(linears)} does. Take away what comes after "
-            "the last linear layer (a softmax, say), or name the layer whose inputs are to be features in head=."
+            "the last linear layer (a softmax, say), or, where the network's outputs are logits all the same, name the layer whose "
+            "inputs are to be features in head=."
         )
 
     @torch.no_grad()
@@ -74,6 +88,11 @@ class Tapped:
         return torch.allclose(made.flatten(), outputs.flatten(), rtol=0, atol=0, equal_nan=True)
 
     def _run(self, batch: Inputs) -> Tensor:
+        if (self.layer.weight.device, self.layer.weight.dtype) != (self.device, self.dtype):
+            raise ValueError(
+                f"The network was moved from {self.device}, {self.dtype} to {self.layer.weight.device}, {self.layer.weight.dtype} "
+                "since its head was made; move it back, or make the head again."
+            )
         self._seen.features = self._seen.output = None
         args, named = batch
         found = self.network(*map(self._moved, args), **{k: self._moved(v) for k, v in named.items()})
@@ -102,8 +121,13 @@ class Tapped:
 
     @property
     def digest(self) -> str:
-        """What tells networks apart: a digest of the layer's weights."""
-        return hashlib.sha256(self.layer.weight.detach().cpu().double().numpy().tobytes()).hexdigest()
+        """What tells networks apart: a digest of all parameters and buffers."""
+        found = hashlib.sha256()
+        for name, value in self.network.state_dict().items():
+            found.update(name.encode())
+            if isinstance(value, Tensor):
+                found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return found.hexdigest()
 
 
 def _unwrapped(network: nn.Module) -> nn.Module:
@@ -129,12 +153,12 @@ def _split(batch: Any) -> tuple[Inputs, Any]:
 def inputs_of(x: Any) -> Iterator[Inputs]:
     """The inputs of a tensor, a tuple or dictionary of tensors, or a loader, batch by batch."""
     if isinstance(x, Tensor):
-        yield from (((part,), {}) for part in x.split(BATCH))
+        yield from (((part,), {}) for part in x.split(BATCH) if len(part) > 0)
     elif isinstance(x, Mapping):
         yield _split(x)[0]
     elif isinstance(x, tuple):  # of a network with several inputs
         yield x, {}
-    elif isinstance(x, Iterable):
+    elif isinstance(x, Iterable) and not isinstance(x, np.ndarray):
         yield from (_split(batch)[0] for batch in x)
     else:
         raise ValueError(f"The x parameter must be a tensor, a dictionary or a loader, got {type(x).__name__} instead.")
@@ -162,7 +186,7 @@ def first_targets(loader: Iterable[Any]) -> Tensor:
 
 def as_outputs(outputs: Tensor, classes: bool) -> Tensor:
     """Outputs as (n, c); one output for two classes becomes two that are each other's opposites."""
-    outputs = outputs.reshape(len(outputs), -1)
+    outputs = outputs.flatten(1) if outputs.ndim > 1 else outputs[:, None]
     return torch.cat([-outputs / 2, outputs / 2], 1) if classes and outputs.shape[1] == 1 else outputs
 
 
@@ -213,7 +237,7 @@ class Reader:
     @torch.no_grad()
     def rows(self, loader: Iterable[Any], what: str, progress: bool) -> Iterator[HeadRows]:
         """The batches of a loader, one at a time."""
-        length = len(loader) if hasattr(loader, "__len__") else None  # pyright: ignore[reportArgumentType]
+        length = _length(loader)
         shown = track(loader, what, total=length, console=Console(stderr=True), transient=True, disable=not progress)
         for number, batch in enumerate(shown):
             inputs, targets = _split(batch)[0], _targets(batch).to(self.tapped.device)
@@ -223,6 +247,10 @@ class Reader:
                 raise ValueError(f"Batch {number} has {len(targets)} targets for {len(outputs)} rows.")
             if not bool(torch.isfinite(features).all()) or not bool(torch.isfinite(outputs).all()):
                 raise ValueError(f"Batch {number} gives features or outputs that are not finite; are its inputs?")
+            if self.classes and _are_probabilities(outputs):
+                raise ValueError(
+                    "The network returns probabilities, where logits are needed: take the softmax or sigmoid at its end away."
+                )
             yield HeadRows(features, outputs, self._checked(targets, outputs, number), _keys(inputs), len(outputs))
 
     def _checked(self, targets: Tensor, outputs: Tensor, number: int) -> Tensor:
@@ -235,27 +263,48 @@ class Reader:
             if not bool(torch.isfinite(targets).all()):
                 raise ValueError(f"Batch {number} has targets that are not finite.")
             return targets.double()
+        if targets.is_floating_point() and not torch.equal(targets, targets.round()):
+            raise ValueError(
+                f"Batch {number} has labels that are not whole numbers; for numbers say task='regression'."
+            )
         targets = targets.reshape(-1).long() if targets.numel() == len(targets) else targets
         if targets.ndim != 1 or (
             len(targets) > 0 and not 0 <= int(targets.min()) <= int(targets.max()) < outputs.shape[1]
         ):
             raise ValueError(
                 f"Batch {number} must have one label from 0 to {outputs.shape[1] - 1} for each row, for the network has "
-                f"{outputs.shape[1]} classes; got values from {targets.min().item()} to {targets.max().item()}."
+                f"{outputs.shape[1]} classes; got values from {targets.min().item()} to {targets.max().item()}. For whole numbers "
+                "that are no classes say task='regression'."
             )
         return targets
 
 
+def _are_probabilities(outputs: Tensor) -> bool:
+    """Whether all rows are positive and sum to one: then they come from a softmax."""
+    sums = outputs.double().sum(1)
+    return len(outputs) > 1 and bool((outputs >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all())
+
+
+def _length(loader: Any) -> int | None:
+    """Number of batches, where it is known: a loader of an iterable data set has a length that cannot be asked for."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
 def _keys(inputs: Inputs) -> Tensor:
     """A pseudo-random number for every row that depends on its values alone: whatever the order of rows, or who reads them."""
-    x = next(value for value in (*inputs[0], *inputs[1].values()) if isinstance(value, Tensor))
-    flat = x.reshape(len(x), -1)
-    at = torch.linspace(0, flat.shape[1] - 1, min(flat.shape[1], KEYED_NUMBERS), dtype=torch.float64).round().long()
-    some = flat[:, at.to(flat.device)]
-    bits = some.double().view(torch.int64) if some.is_floating_point() else some.long()
+    tensors = [value for value in (*inputs[0], *inputs[1].values()) if isinstance(value, Tensor)]
     generator = torch.Generator().manual_seed(0)
-    factors = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) * 2 + 1
-    key = ((bits ^ (bits >> 29)) * factors.to(bits.device)).sum(1)
+    key = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
+    for x in tensors:
+        flat = x.reshape(len(x), -1)
+        at = torch.linspace(0, flat.shape[1] - 1, min(flat.shape[1], KEYED_NUMBERS), dtype=torch.float64).round().long()
+        some = flat[:, at.to(flat.device)]
+        bits = some.double().view(torch.int64) if some.is_floating_point() else some.long()
+        factors = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) * 2 + 1
+        key = key + ((bits ^ (bits >> 29)) * factors.to(bits.device)).sum(1).to(key.device)
     for shift in (31, 27, 33):  # mixes high and low bits
         key = (key ^ (key >> shift)) * -7046029254386353131
     return key

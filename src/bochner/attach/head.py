@@ -13,13 +13,14 @@ were. Temperature t or noise s are those under which rows are most probable that
 largest power that they do not speak against by more than a standard error. The kernel and its lengthscale are chosen by them too.
 
 For classes nearness is that of the features' *directions*, with the logarithm of their length as one more coordinate: a network
-trained with a softmax tells classes apart by direction, and images unlike all others tend to have short features.
+trained with a softmax tells classes apart by direction, and images unlike all others tend to have short features. So what is far
+is an unseen direction, or a length beyond the usual ones.
 
 **The score.** Two cues say that a row is unlike those that were seen: much variance left, and outputs that all are small,
 $-\log\sum_c e^{z_c}$, which is so between classes and beyond them. Each is turned into the share $p_k$ of known rows at which it
 is as large; if a row is like these, $p_k$ is uniform. Fisher's statistic $-\sum_k \log p_k$ takes both into account, and the
 score is the share of known rows with a smaller one: a row of score 0.99 looks stranger than 99 of 100 known rows. Beyond the
-ninetieth percentile shares follow an exponential tail, so that very strange rows still differ.
+ninetieth percentile shares follow an exponential tail, so that strange rows still differ, up to rounding.
 """
 
 import itertools
@@ -66,8 +67,8 @@ class StationaryHead:
         power: γ.
         temperature: t, for classes; what outputs are multiplied by.
         noise: Standard deviation of the noise of every output, (c,), for regression.
-        threshold: Score above which a row is flagged.
-        false_alarm: Share of known rows that are.
+        threshold: Score above which a row is flagged; 1, and so none, where known rows are too few to say.
+        false_alarm: Share of ordinary rows that are.
     """
 
     def __init__(self, tapped: Tapped, near: Nearness, answer: Answer, novelty: Novelty, about: dict[str, Any]) -> None:
@@ -75,7 +76,7 @@ class StationaryHead:
         self.kernel, self.lengthscale = near.kernel, near.scale
         self.power, self.temperature, self.noise = answer.power, answer.temperature, answer.noise
         self.false_alarm = about["false_alarm"]
-        self.threshold = 1 - self.false_alarm
+        self.threshold = novelty.threshold(self.false_alarm)
 
     @classmethod
     def fit(
@@ -110,6 +111,10 @@ class StationaryHead:
         _check_options(network, task, false_alarm)
         first = first_targets(loader)
         tapped = Tapped.of(network, head, loader)
+        if task is None and first.is_floating_point() and bool(((first == 0) | (first == 1)).all()):
+            raise ValueError(
+                "The loader parameter gives floats that all are 0 or 1; say task='classes' or task='regression'."
+            )
         classes = not first.is_floating_point() if task is None else task == "classes"
         reader = Reader(tapped, classes)
         sample = sample_rows(reader.rows(loader, "reading features", progress), ANCHORS + KNOWN)
@@ -185,7 +190,7 @@ class StationaryHead:
             about = content["about"]
             tapped = Tapped(network, about["head"])
             if tapped.digest != content["network"]:
-                raise ModelFileError(f"{path} was made for another network: the weights of its last layer differ.")
+                raise ModelFileError(f"{path} was made for another network: parameters or buffers differ.")
             tensors = {name: value.to(tapped.device) for name, value in tensors.items()}
             near = Nearness.from_parts(content, tensors)
             names = sorted(name for name in tensors if name.startswith("tail"))

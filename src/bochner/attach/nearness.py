@@ -14,6 +14,7 @@ PRECISION = 16.0  # what a row tells: the prior variance over that of its noise;
 LENGTH_WEIGHT = (
     0.1  # of a standard deviation of log lengths, in median distances: with more, directions count too little
 )
+USUAL_LENGTHS = 6.0  # standard deviations of log lengths beyond which each further one is a whole median distance
 PAIRS = 1000  # rows on either side of the pairs whose median distance is taken
 
 
@@ -25,7 +26,7 @@ class Space:
         directions: Whether it is directions that count, with the logarithm of the length beside them.
         centre: Mean of the log length, or of the features.
         scale: Standard deviation of the log length, or of the features.
-        unit: Median distance of rows in this space.
+        unit: Median distance of rows, or of their directions.
     """
 
     directions: bool
@@ -45,13 +46,14 @@ class Space:
         else:
             found = cls(False, features.mean(0), features.std(0).square().mean().sqrt(), 1.0)
         x = found(features[: 2 * PAIRS])
+        x = x[:, :-1] if directions else x  # the length is weighed by the distances of directions
         half = len(x) // 2
         distances = squared_distances(x[:half], x[half:]).sqrt()
-        apart = distances[distances > 1e-9]
+        apart = distances[distances > 1e-7]
         if len(apart) == 0 or not bool(torch.isfinite(apart).all()):
             raise ValueError(
-                "The features before the last layer are the same for all rows of the loader: nothing can be told from them. Is "
-                "the network trained, and is head= the right layer?"
+                "The features before the last layer are the same for all rows of the loader, or of the same direction: nothing can "
+                "be told from them. Is the network trained, and is head= the right layer?"
             )
         found.unit = float(apart.median())
         return found
@@ -63,7 +65,8 @@ class Space:
             return (features - self.centre) / self.scale
         lengths = features.norm(dim=1, keepdim=True) + self.centre[1]
         logs = (lengths.log() - self.centre[0]) / self.scale
-        return torch.cat([features / lengths, LENGTH_WEIGHT * self.unit * logs], 1)
+        unusual = logs - logs.clamp(-USUAL_LENGTHS, USUAL_LENGTHS)
+        return torch.cat([features / lengths, self.unit * (LENGTH_WEIGHT * logs + unusual)], 1)
 
 
 @dataclass

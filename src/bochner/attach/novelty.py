@@ -57,6 +57,15 @@ class Novelty:
         logs = [tail.log_share(cue) for tail, cue in zip(self.tails, cues, strict=True)]
         return -torch.stack(logs).sum(0)
 
+    def threshold(self, false_alarm: float) -> float:
+        """The score that a new row like the known ones exceeds with at most this probability (conformal prediction).
+
+        It is that of the known row of rank ⌈(n + 1)(1 − α)⌉; 1 where there are fewer rows than that.
+        """
+        known = self.statistic.known
+        rank = math.ceil((len(known) + 1) * (1 - false_alarm))
+        return 1.0 if rank > len(known) else float(-torch.expm1(self.statistic.log_share(known[rank - 1 : rank])))
+
     def __call__(self, cues: list[Tensor]) -> Tensor:
         """The score of rows, (n,)."""
         return -torch.expm1(self.statistic.log_share(self.fisher(cues)))
