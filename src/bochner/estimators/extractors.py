@@ -149,8 +149,9 @@ def _train(
         Which networks diverged in the first round.
     """
     diverged = fit_map(models, x, y, recipe, **options).diverged.tolist()
-    known = _log_probability(models, x, y, judging)
-    for number in range(1, 1 if any(diverged) else task.settings.rounds_for(options["rows"].shape[1])):
+    rounds = 1 if any(diverged) else task.settings.rounds_for(options["rows"].shape[1])
+    known = _log_probability(models, x, y, judging) if rounds > 1 else x.new_empty(0)
+    for number in range(1, rounds):
         before = [{name: value.clone() for name, value in model.state_dict().items()} for model in models]
         seeds = [seed + ROUND_SEEDS * number for seed in options["seed"]]
         fit_map(models, x, y, recipe, **(options | {"seed": seeds}))
@@ -186,7 +187,9 @@ def _log_probability(models: list[Model], x: Tensor, y: Tensor, judging: list[Te
 
 
 def _suited(outputs: Tensor, truth: Tensor) -> Tensor:
-    """Log probability of rows under the noise, or the factor on the outputs, that suits them best."""
+    """Log probability of rows under the noise, or the factor on the outputs, that suits them best; none where outputs overflow."""
+    if not bool(torch.isfinite(outputs).all()):
+        return outputs.new_full((len(truth),), -math.inf)
     if truth.is_floating_point():
         return Gaussian(float((outputs - truth).square().mean().sqrt().clamp(min=1e-12))).to(truth)(outputs, truth)
     tried = torch.stack([Categorical()(factor * outputs, truth) for factor in FACTORS])
