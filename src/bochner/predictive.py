@@ -132,6 +132,20 @@ def normal_log_density(y: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return -0.5 * ((y - mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
 
 
+def not_spoken_against(logs: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Which of several choices rows do not speak against, (k,) booleans: what they lose to the best is within its standard error.
+
+    Args:
+        logs: Log probability of every row under every choice, (k, n).
+        weight: How many rows each one stands for, (n,); 1 by default.
+    """
+    weight = torch.ones_like(logs[0]) if weight is None else weight
+    lost = logs[int((logs @ weight).argmax())] - logs
+    mean = lost @ weight / weight.sum()
+    error = ((lost - mean[:, None]).square() @ weight).sqrt() / weight.sum()
+    return mean <= error
+
+
 @dataclass(frozen=True)
 class CategoricalPredictive(Predictive):
     """Classification: moments of the class probabilities over the posterior.

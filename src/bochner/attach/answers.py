@@ -11,12 +11,16 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from bochner.attach.batches import HeadRows
-from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive, normal_log_density
+from bochner.predictive import (
+    CategoricalPredictive,
+    GaussianPredictive,
+    Predictive,
+    normal_log_density,
+    not_spoken_against,
+)
 
 POWERS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # γ that are tried
-TEMPERATURE_SPREAD = (
-    0.5  # prior standard deviation of log t: most networks are within a factor of two of where they should be
-)
+TEMPERATURE_SPREAD = 0.5  # prior standard deviation of log t: most networks are within a factor of two of it
 USUAL_POWER = 0.5  # γ without held-out rows
 
 
@@ -53,11 +57,9 @@ class Answer:
             return _fit_power(USUAL_POWER, known, left, targets, classes)[0]
         tried = [_fit_power(power, known, left, targets, classes) for power in POWERS]
         logs = torch.stack([log for _, log in tried])
-        lost = logs[logs.mean(1).argmax()] - logs
-        error = lost.std(1) / math.sqrt(lost.shape[1])
-        fair = [number for number, ok in enumerate((lost.mean(1) <= error).tolist()) if ok]
-        chosen = tried[fair[-1]][0]  # the largest power that these rows do not speak against
-        chosen.score = float(logs[fair[-1]].mean())
+        largest = int(not_spoken_against(logs).nonzero().max())
+        chosen = tried[largest][0]
+        chosen.score = float(logs[largest].mean())
         return chosen
 
     def __call__(self, outputs: Tensor, left: Tensor) -> Predictive:
@@ -102,9 +104,8 @@ def _fit_power(power: float, known: HeadRows, left: Tensor, targets: Tensor, cla
             return Answer(power, math.exp(value))
 
         def loss(value: float) -> float:
-            prior = (
-                0.5 * (value / TEMPERATURE_SPREAD) ** 2 / len(left)
-            )  # few rows, all of them right, ask for any temperature
+            # Few rows, all of them right, would ask for any temperature.
+            prior = 0.5 * (value / TEMPERATURE_SPREAD) ** 2 / len(left)
             return prior - float(at(value)(outputs, left).log_prob(known.targets).mean())
 
         best = _minimum(loss, -4.0, 4.0)

@@ -11,9 +11,7 @@ from bochner.spectra import RBF, Matern, Spectrum
 
 KERNELS: dict[str, Spectrum] = {"matern32": Matern(1.5), "rbf": RBF()}  # those that are tried
 PRECISION = 16.0  # what a row tells: the prior variance over that of its noise; what is left hardly depends on it
-LENGTH_WEIGHT = (
-    0.1  # of a standard deviation of log lengths, in median distances: with more, directions count too little
-)
+LENGTH_WEIGHT = 0.1  # median distances that a standard deviation of log lengths counts for; more drowns directions
 USUAL_LENGTHS = 6.0  # standard deviations of log lengths beyond which each further one is a whole median distance
 PAIRS = 1000  # rows on either side of the pairs whose median distance is taken
 

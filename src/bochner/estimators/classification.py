@@ -24,6 +24,7 @@ from bochner.estimators.plan import Plan, make_plan
 from bochner.estimators.settings import Task
 from bochner.estimators.threads import one_thread
 from bochner.estimators.tuning import Rows
+from bochner.predictive import not_spoken_against
 from bochner.spectra import Spectrum
 
 AMPLITUDES = tuple(2.0**k for k in range(7))  # prior standard deviations of a latent function that are tried
@@ -199,11 +200,8 @@ def choose_averaging(latent: Tensor, variance: Tensor, rows: Rows) -> float:
             for share in AVERAGING
         ]
     )
-    best = int((logs @ rows.weight).argmax())
-    lost = logs[best] - logs
-    mean = lost @ rows.weight / rows.weight.sum()
-    error = ((lost - mean[:, None]).square() @ rows.weight).sqrt() / rows.weight.sum()
-    return max(share for share, ok in zip(AVERAGING, (mean <= error).tolist(), strict=True) if ok)
+    fair = not_spoken_against(logs, rows.weight).tolist()
+    return max(share for share, ok in zip(AVERAGING, fair, strict=True) if ok)
 
 
 def _by_held_out(parts: list[tuple[KernelFeatures, Rows]], plan: Plan, amplitudes: Sequence[float]) -> _Choice:

@@ -39,7 +39,7 @@ from bochner.posteriors.closed_form import batches
 from bochner.posteriors.curvature import Curvature, Diagonal, Full, Kron, normal
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.posteriors.taps import Listener, likelihood_root, taps, unit_cotangents
-from bochner.predictive import GaussianPredictive, Predictive
+from bochner.predictive import GaussianPredictive, Predictive, not_spoken_against
 from bochner.validation import as_stack, check_data
 
 MULTIPLIERS = tuple(10.0 ** (k / 2) for k in range(-4, 13))  # of the prior precision that are tried: 0.01 to a million
@@ -141,9 +141,7 @@ class Laplace:
 
         tried = sorted(multipliers)
         logs = torch.stack([held_out(multiplier) for multiplier in tried])
-        lost = logs[logs.mean(1).argmax()] - logs
-        fair = lost.mean(1) <= lost.std(1) / math.sqrt(len(x))
-        self.set_prior(tried[int(fair.double().argmax())])
+        self.set_prior(tried[int(not_spoken_against(logs).nonzero().min())])
         return self.prior_multiplier
 
     def sample_weights(self, num: int, *, generator: torch.Generator | None = None) -> Parameters:
