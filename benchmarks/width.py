@@ -59,7 +59,8 @@ def main() -> None:
         options = {"kernel": "matern32", "activation": "paired", "frequencies": "sobol", "dtype": torch.float64}
         generator = torch.Generator().manual_seed(0)
         layer = StationaryLayer(dim, 2 * num, lengthscale=hyper["lengthscale"], generator=generator, **options)
-        posterior = ClosedForm(Model(layer, 1, Gaussian(hyper["noise"].item())), x, y, amplitude=hyper["amplitude"])
+        model = Model(layer, 1, Gaussian(hyper["noise"].item()), amplitude=hyper["amplitude"].item())
+        posterior = ClosedForm(model, x, y)
         show("closed form", posterior.predict(x_test), K=num, evidence=posterior.log_marginal_likelihood)
 
 

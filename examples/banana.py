@@ -38,10 +38,8 @@ print("mean probability of the chosen class")
 for axes, activation in zip(panels, ("relu", "paired"), strict=True):
     generator = torch.Generator().manual_seed(0)
     layer = StationaryLayer(2, 400, kernel="matern32", activation=activation, generator=generator, dtype=torch.float64)
-    model = Model(layer, 2, Categorical(), generator=generator)
-    posterior = ClosedFormClassifier(
-        model, torch.from_numpy(x), torch.from_numpy(y), amplitude=4.0, generator=generator
-    )
+    model = Model(layer, 2, Categorical(), amplitude=4.0, generator=generator)
+    posterior = ClosedFormClassifier(model, torch.from_numpy(x), torch.from_numpy(y), generator=generator)
     for place, points in (("among", inside), ("far", outside)):
         print(f"  {activation:<7} {place:<6} {probabilities(posterior, points).max(1).mean():.2f}")
     accuracy = (probabilities(posterior, inside).argmax(1) == labels).mean()

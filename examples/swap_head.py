@@ -44,13 +44,10 @@ with torch.no_grad():
 def stationary(amplitude: float) -> ClosedFormClassifier:
     """The posterior of a stationary head with 100 units on the trained features; always the same units."""
     generator = torch.Generator().manual_seed(0)
-    model = swap_head(
-        network, width=100, kernel="matern32", activation="paired", lengthscale=lengthscale, generator=generator
-    )
+    layer = {"kernel": "matern32", "activation": "paired", "lengthscale": lengthscale}
+    model = swap_head(network, width=100, amplitude=amplitude, generator=generator, **layer)
     # full_limit=0 leaves out what the classes' weights have to do with each other, which takes most of the time.
-    return ClosedFormClassifier(
-        model, images[train], labels[train], amplitude=amplitude, full_limit=0, generator=generator
-    )
+    return ClosedFormClassifier(model, images[train], labels[train], full_limit=0, generator=generator)
 
 
 def held_out(amplitude: float) -> float:

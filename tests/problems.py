@@ -7,7 +7,16 @@ from bochner.networks import mlp
 
 
 def regression(
-    seed=0, *, width=12, hidden=None, noise=0.3, output_bias=False, outputs=1, activation="sin", kernel="matern32"
+    seed=0,
+    *,
+    width=12,
+    hidden=None,
+    noise=0.3,
+    output_bias=False,
+    outputs=1,
+    activation="sin",
+    kernel="matern32",
+    amplitude=1.0,
 ):
     generator = torch.Generator().manual_seed(seed)
     extractor = None
@@ -22,10 +31,11 @@ def regression(
         generator=generator,
         dtype=torch.float64,
     )
-    return Model(layer, outputs, Gaussian(noise), extractor=extractor, output_bias=output_bias, generator=generator)
+    options = {"amplitude": amplitude, "output_bias": output_bias, "generator": generator}
+    return Model(layer, outputs, Gaussian(noise), extractor=extractor, **options)
 
 
-def classification(seed=0, *, width=12, classes=3, hidden=None):
+def classification(seed=0, *, width=12, classes=3, hidden=None, amplitude=1.0):
     generator = torch.Generator().manual_seed(seed)
     extractor = None
     if hidden is not None:
@@ -33,7 +43,7 @@ def classification(seed=0, *, width=12, classes=3, hidden=None):
     layer = StationaryLayer(
         3 if hidden is None else hidden[-1], width, lengthscale=0.8, generator=generator, dtype=torch.float64
     )
-    return Model(layer, classes, Categorical(), extractor=extractor, generator=generator)
+    return Model(layer, classes, Categorical(), extractor=extractor, amplitude=amplitude, generator=generator)
 
 
 def data(num=25, *, outputs=1, classes=None, seed=1):

@@ -26,10 +26,10 @@ def dense(model, x, amplitude, outputs_bias):
 @pytest.mark.parametrize("output_bias", [False, True])
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_prediction_is_the_gaussian_process_with_the_features_kernel(output_bias, outputs, chunk):
-    model = regression(output_bias=output_bias, outputs=outputs)
+    model = regression(output_bias=output_bias, outputs=outputs, amplitude=1.7)
     x, y = data(outputs=outputs)
     x_new = torch.linspace(-4, 4, 11, dtype=torch.float64)[:, None].expand(-1, 3)
-    posterior = ClosedForm(model, x, y, amplitude=1.7, chunk=chunk)
+    posterior = ClosedForm(model, x, y, chunk=chunk)
     joint = dense(model, torch.cat([x, x_new]), 1.7, output_bias)
     k, ks, kss = joint[:25, :25] + 0.09 * torch.eye(25, dtype=torch.float64), joint[:25, 25:], joint[25:, 25:]
     mean = ks.T @ torch.linalg.solve(k, y)
@@ -37,7 +37,7 @@ def test_prediction_is_the_gaussian_process_with_the_features_kernel(output_bias
     prediction = posterior.predict(x_new)
     torch.testing.assert_close(prediction.mean, mean, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(
-        prediction.variance, covariance.diagonal()[:, None].expand(-1, outputs), rtol=1e-8, atol=1e-10
+        prediction.f_variance, covariance.diagonal()[:, None].expand(-1, outputs), rtol=1e-8, atol=1e-10
     )
     torch.testing.assert_close(posterior.covariance(x_new), covariance, rtol=1e-8, atol=1e-10)
     evidence = sum(
@@ -62,7 +62,7 @@ def test_function_samples_have_the_posterior_moments(generator):
 def test_streamed_evidence_gradient_is_that_of_the_dense_evidence():
     """One step of tune_marginal with plain gradients: compare with autograd through the dense covariance."""
     x, y = data()
-    model = regression()
+    model = regression(amplitude=1.3)
 
     def evidence(log_lengthscale, log_noise, log_amplitude):
         parameters = {"layer.log_lengthscale": log_lengthscale}
@@ -91,7 +91,7 @@ def test_streamed_evidence_gradient_is_that_of_the_dense_evidence():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.optim.Adam, "step", spy)
-        _, history = tune_marginal(model, x, y, steps=1, amplitude=1.3, chunk=6)
+        history = tune_marginal(model, x, y, steps=1, chunk=6)
     assert history[0] == pytest.approx(evidence(*start).item(), rel=1e-9)
     torch.testing.assert_close([-g for g in captured], list(expected), rtol=1e-7, atol=1e-9)
 
@@ -99,10 +99,10 @@ def test_streamed_evidence_gradient_is_that_of_the_dense_evidence():
 @pytest.mark.parametrize("output_bias", [False, True])
 def test_the_dual_evidence_is_the_primal_one(output_bias, monkeypatch):
     monkeypatch.setattr(closed_form, "STRIP", 7)  # 25 rows: four strips, the last one narrow
-    model = regression(output_bias=output_bias, outputs=2)
+    model = regression(output_bias=output_bias, outputs=2, amplitude=1.7)
     x, y = data(outputs=2)
-    dual, _ = dual_log_marginal(model, x, y, torch.tensor(1.7, dtype=torch.float64))
-    assert dual == pytest.approx(ClosedForm(model, x, y, amplitude=1.7).log_marginal_likelihood, rel=1e-10)
+    dual, _ = dual_log_marginal(model, x, y)
+    assert dual == pytest.approx(ClosedForm(model, x, y).log_marginal_likelihood, rel=1e-10)
 
 
 def test_tuning_by_the_dual_form_takes_the_steps_of_the_primal_one(monkeypatch):
@@ -113,8 +113,8 @@ def test_tuning_by_the_dual_form_takes_the_steps_of_the_primal_one(monkeypatch):
         model = regression(width=40)  # 25 rows
         if not fewer:
             monkeypatch.setattr(closed_form, "fewer_rows", lambda *_: False)
-        amplitude, history = tune_marginal(model, x, y, steps=5)
-        ways.append([amplitude, *history, *model.layer.lengthscale.detach().reshape(-1).tolist()])
+        history = tune_marginal(model, x, y, steps=5)
+        ways.append([model.amplitude.item(), *history, *model.layer.lengthscale.detach().reshape(-1).tolist()])
     np.testing.assert_allclose(ways[0], ways[1], rtol=1e-8)
 
 
@@ -137,8 +137,10 @@ def test_tuning_under_a_prior_reaches_the_mode_of_the_posterior(fewer, monkeypat
             y[:, 0].numpy()
         )
 
-    amplitude, history = tune_marginal(model, x, y, steps=400, lr=0.05, prior_std=0.5)
-    found = np.log([*layer.lengthscale.detach().flatten().tolist(), model.likelihood.noise.item(), amplitude])
+    history = tune_marginal(model, x, y, steps=400, lr=0.05, prior_std=0.5)
+    assert not model.output.log_amplitude.requires_grad  # held again
+    scales = [*layer.lengthscale.detach().flatten().tolist(), model.likelihood.noise.item(), model.amplitude.item()]
+    found = np.log(scales)
     assert loss(found) == pytest.approx(-history[-1], abs=1e-6)
     assert np.abs(scipy.optimize.approx_fprime(found, loss)).max() < 1e-3
     assert np.abs(scipy.optimize.approx_fprime(found + 0.1, loss)).max() > 0.1
@@ -147,15 +149,15 @@ def test_tuning_under_a_prior_reaches_the_mode_of_the_posterior(fewer, monkeypat
 
 
 def test_rows_that_come_later_give_the_posterior_of_all():
-    model = regression(outputs=2)
+    model = regression(outputs=2, amplitude=1.3)
     x, y = data(outputs=2)
-    posterior = ClosedForm(model, x[:10], y[:10], amplitude=1.3)
+    posterior = ClosedForm(model, x[:10], y[:10])
     posterior.update(x[10:], y[10:])
-    whole = ClosedForm(model, x, y, amplitude=1.3)
+    whole = ClosedForm(model, x, y)
     torch.testing.assert_close(posterior.mean, whole.mean, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(posterior.factor, whole.factor, rtol=1e-10, atol=1e-12)
     assert posterior.log_marginal_likelihood == pytest.approx(whole.log_marginal_likelihood, rel=1e-12)
-    back = ClosedForm.from_statistics(model, whole.statistics, amplitude=1.3)
+    back = ClosedForm.from_statistics(model, whole.statistics)
     assert torch.equal(back.mean, whole.mean)
 
 
@@ -189,9 +191,9 @@ def test_features_that_are_too_many_to_keep_are_computed_again(monkeypatch):
 def test_tuning_raises_the_evidence(train_features):
     model = regression(noise=1.0)
     x, y = data(60)
-    amplitude, history = tune_marginal(model, x, y, steps=60, train_features=train_features)
+    history = tune_marginal(model, x, y, steps=60, train_features=train_features)
     assert history[-1] > history[0] + 10
-    assert ClosedForm(model, x, y, amplitude=amplitude).log_marginal_likelihood > history[0] + 10
+    assert ClosedForm(model, x, y).log_marginal_likelihood > history[0] + 10
 
 
 def test_intervals_of_simulated_data_cover_at_their_nominal_rate():
@@ -248,7 +250,7 @@ def test_duplicated_features_are_no_obstacle():
     x, y = data()
     prediction = ClosedForm(model, x, y).predict(x)
     assert torch.isfinite(prediction.mean).all()
-    assert (prediction.variance > 0).all()
+    assert (prediction.f_variance > 0).all()
 
 
 def test_cholesky_climbs_the_jitter_ladder_and_gives_up_with_a_reason():
@@ -261,9 +263,9 @@ def test_cholesky_climbs_the_jitter_ladder_and_gives_up_with_a_reason():
 
 @pytest.mark.parametrize("full_limit", [4000, 0])
 def test_classifier_mode_and_precision_are_those_of_the_log_joint(full_limit):
-    model = classification()
+    model = classification(amplitude=1.5)
     x, y = data(40, classes=3)
-    posterior = ClosedFormClassifier(model, x, y, amplitude=1.5, full_limit=full_limit, chunk=11)
+    posterior = ClosedFormClassifier(model, x, y, full_limit=full_limit, chunk=11)
     phi = model.features(x).detach()
 
     def loss(w):
@@ -297,7 +299,7 @@ def test_far_from_the_data_predictions_return_to_the_prior():
     x, y = data()
     far = 1e3 + torch.randn(20, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     prediction = ClosedForm(model, x, y).predict(far)
-    assert prediction.variance.mean() > 0.9
+    assert prediction.f_variance.mean() > 0.9
     assert prediction.mean.abs().mean() < 0.3
 
 

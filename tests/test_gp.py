@@ -54,7 +54,7 @@ def test_every_kernel_of_the_package_fits_and_its_evidence_rises(name):
     assert gp.log_marginal_likelihood > start
     prediction = gp.predict(x)
     assert torch.isfinite(prediction.log_prob(y)).all()
-    assert (prediction.variance > 0).all()
+    assert (prediction.f_variance > 0).all()
 
 
 def test_closed_form_full_laplace_and_gp_on_the_same_features_agree():
@@ -73,7 +73,7 @@ def test_closed_form_full_laplace_and_gp_on_the_same_features_agree():
     laplace = Laplace(model, x, y, structure="last_layer").predict(x_new)
     for other in (gp, laplace):
         torch.testing.assert_close(other.mean, closed.predict(x_new).mean, rtol=1e-8, atol=1e-12)
-        torch.testing.assert_close(other.variance, closed.predict(x_new).variance, rtol=1e-8, atol=1e-12)
+        torch.testing.assert_close(other.f_variance, closed.predict(x_new).f_variance, rtol=1e-8, atol=1e-12)
 
 
 def test_wide_networks_approach_their_gaussian_process():
@@ -86,7 +86,7 @@ def test_wide_networks_approach_their_gaussian_process():
         options = {"kernel": "matern32", "activation": "paired", "frequencies": "sobol", "generator": generator}
         layer = StationaryLayer(3, width, lengthscale=1.5, dtype=torch.float64, **options)
         prediction = ClosedForm(Model(layer, 1, Gaussian(0.2)), x, y).predict(x_new)
-        return (prediction.mean - gp.mean).abs().mean() + (prediction.variance - gp.variance).abs().mean()
+        return (prediction.mean - gp.mean).abs().mean() + (prediction.f_variance - gp.f_variance).abs().mean()
 
     assert error(2048) < error(64) / 3
 

@@ -85,7 +85,7 @@ def test_products_of_features_are_the_kernel_at_the_anchors_and_nystroem_elsewhe
 def test_features_are_the_same_in_pieces():
     x, _ = table(5000)
     features = features_at(x[:10])
-    pieces = list(FeatureRows(features, torch.from_numpy(x), 10, 4096))
+    pieces = list(FeatureRows(features, torch.from_numpy(x).split(4096)))
     assert [len(piece) for piece in pieces] == [4096, 904]
     whole = features(torch.from_numpy(x))
     torch.testing.assert_close(torch.cat(pieces), whole)
@@ -99,9 +99,9 @@ def test_features_are_the_same_in_pieces():
 def test_features_that_are_too_many_to_keep_are_computed_again(monkeypatch):
     x = torch.from_numpy(table(30)[0])
     features = features_at(x[:10].numpy())
-    kept = torch.cat(list(FeatureRows(features, x, 10, 8)))
+    kept = torch.cat(list(FeatureRows(features, x.split(8))))
     monkeypatch.setattr("bochner.posteriors.closed_form_classifier.KEPT", 0)
-    again = FeatureRows(features, x, 10, 8)
+    again = FeatureRows(features, x.split(8))
     assert again.kept is None
     for _ in range(2):  # more than once
         torch.testing.assert_close(torch.cat(list(again)), kept)

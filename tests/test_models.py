@@ -9,7 +9,7 @@ import torch
 from scipy.interpolate import interp1d
 from torch import nn
 
-from bochner import Categorical, Gaussian, Model, StationaryLayer, swap_head
+from bochner import Categorical, Gaussian, Model, Recipe, StationaryLayer, fit_map, swap_head
 from bochner.networks import Intervals, mlp
 
 
@@ -26,14 +26,15 @@ def data(generator):
 
 def test_log_joint_of_a_regression_network(generator):
     extractor = mlp(3, (4, 3), dropout=0.0).double()
-    model = regression(extractor=extractor, extractor_precision=2.0, output_bias=True)
+    model = regression(extractor=extractor, extractor_precision=2.0, output_bias=True, amplitude=1.7)
     x, y = data(generator)
-    f = model.output(model.layer(extractor(x))).detach().numpy()
+    weight = 1.7 * model.output.weight
+    f = (model.layer(extractor(x)) @ weight.mT + model.output.bias).detach().numpy()
     expected = scipy.stats.norm(f, 0.3).logpdf(y.numpy()).sum()
     expected += model.layer.log_prior().item()
     expected += scipy.stats.norm(0, math.sqrt(1 / 10)).logpdf(model.output.weight.detach().numpy()).sum()
     expected += scipy.stats.norm.logpdf(model.output.bias.item())
-    expected += scipy.stats.gamma(0.5, scale=1).logpdf(0.3)
+    expected += scipy.stats.gamma(0.5, scale=1).logpdf(0.3) + scipy.stats.gamma(2.0, scale=1).logpdf(1.7)
     for p in extractor.parameters():
         expected += scipy.stats.norm(0, math.sqrt(1 / 2)).logpdf(p.detach().numpy()).sum()
     assert model.log_joint(x, y).item() == pytest.approx(expected, rel=1e-12)
@@ -86,12 +87,24 @@ def test_global_random_state_is_left_alone():
     torch.testing.assert_close(torch.get_rng_state(), state, rtol=0, atol=0)
 
 
-def test_a_likelihood_given_to_two_models_is_not_shared():
+def test_a_model_keeps_the_modules_that_it_is_given():
+    """As other containers do: nothing is copied, so that training the model trains what was given."""
+    layer, likelihood, extractor = StationaryLayer(3, 8), Gaussian(0.3), nn.Linear(2, 3)
+    model = Model(layer, 1, likelihood, extractor=extractor)
+    assert model.layer is layer
+    assert model.likelihood is likelihood
+    assert model.extractor is extractor
+    assert likelihood.noise.dtype == torch.float32
+    double = Model(StationaryLayer(3, 8, dtype=torch.float64), 1, Gaussian(0.3))
+    assert double.likelihood.noise.item() == pytest.approx(0.3, rel=1e-15)
+
+
+def test_networks_of_a_stack_that_share_parameters_are_refused(generator):
+    x, y = data(generator)
     likelihood = Gaussian(0.3)
-    first = Model(StationaryLayer(3, 8), 1, likelihood)
-    second = Model(StationaryLayer(3, 8, dtype=torch.float64), 1, likelihood)
-    assert first.likelihood.noise.dtype == torch.float32
-    assert second.likelihood.noise.item() == pytest.approx(0.3, rel=1e-15)
+    models = [Model(StationaryLayer(3, 8, dtype=torch.float64), 1, likelihood) for _ in range(2)]
+    with pytest.raises(ValueError, match="networks of a stack must not share parameters"):
+        fit_map(models, x, y, Recipe(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64])

@@ -22,13 +22,13 @@ def gaussian(batch=()):
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_gaussian_log_prob_entropy_and_information(batch):
     predictive, y = gaussian(batch)
-    total = np.sqrt(predictive.variance.numpy() + 0.25)
+    total = np.sqrt(predictive.f_variance.numpy() + 0.25)
     expected = scipy.stats.norm(predictive.mean.numpy(), total)
     np.testing.assert_allclose(predictive.log_prob(y).numpy(), expected.logpdf(y.numpy()).sum(-1))
     np.testing.assert_allclose(predictive.entropy.numpy(), expected.entropy().sum(-1))
     information = scipy.stats.norm(0, total).entropy() - scipy.stats.norm(0, 0.5).entropy()
     np.testing.assert_allclose(predictive.mutual_information.numpy(), information.sum(-1))
-    torch.testing.assert_close(predictive.ood_score, predictive.variance.sum(-1))
+    torch.testing.assert_close(predictive.ood_score, predictive.f_variance.sum(-1))
     low, high = predictive.interval(0.9)
     np.testing.assert_allclose(low.numpy(), expected.ppf(0.05))
     np.testing.assert_allclose(high.numpy(), expected.ppf(0.95))
@@ -41,7 +41,7 @@ def test_gaussian_mixture(generator):
     densities = scipy.stats.norm(samples.numpy(), 0.3).pdf(0.0).prod(-1).mean(0)
     np.testing.assert_allclose(predictive.log_prob(y).numpy(), np.log(densities))
     torch.testing.assert_close(predictive.mean, samples.mean(0))
-    torch.testing.assert_close(predictive.variance, samples.var(0, correction=0))
+    torch.testing.assert_close(predictive.f_variance, samples.var(0, correction=0))
 
 
 def test_mixture_whose_draws_have_their_own_noise(generator):

@@ -255,9 +255,14 @@ def test_an_interrupted_run_keeps_what_it_has_learnt():
 def test_bad_arguments():
     x, y = data(20)
     model = regression()
-    with pytest.raises(ValueError, match=r"networks must use bochner.networks.SeededDropout in place of nn.Dropout"):
+    with pytest.raises(ValueError, match=r"networks may hold nn.Dropout and nn.Dropout1d to 3d, got \['0'\] instead"):
         fit_map(
-            Model(StationaryLayer(3, 4, dtype=torch.float64), 1, Gaussian(), extractor=nn.Dropout(0.1)), x, y, Recipe()
+            Model(
+                StationaryLayer(3, 4, dtype=torch.float64), 1, Gaussian(), extractor=nn.Sequential(nn.AlphaDropout(0.1))
+            ),
+            x,
+            y,
+            Recipe(),
         )
     with pytest.raises(
         ValueError, match=r"networks of a stack must have the same extractor, outputs.*number 1 differs"

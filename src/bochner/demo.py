@@ -65,16 +65,18 @@ def _rows(x: np.ndarray) -> Tensor:
     return torch.as_tensor(x, dtype=torch.float64)
 
 
-def _relu_network(inputs: int, outputs: int, likelihood: Likelihood, generator: torch.Generator) -> Model:
+def _relu_network(
+    inputs: int, outputs: int, likelihood: Likelihood, generator: torch.Generator, amplitude: float = 1.0
+) -> Model:
     layer = StationaryLayer(inputs, WIDTH, activation="relu", generator=generator, dtype=torch.float64)
-    return Model(layer, outputs, likelihood, generator=generator)
+    return Model(layer, outputs, likelihood, amplitude=amplitude, generator=generator)
 
 
 def relu_curve(x: np.ndarray, y: np.ndarray, seed: int) -> Curve:
     """A ReLU network for the curve: noise, lengthscale and amplitude by the marginal likelihood, output layer integrated out."""
     model = _relu_network(x.shape[1], 1, Gaussian(0.3), torch.Generator().manual_seed(seed))
-    amplitude, _ = tune_marginal(model, _rows(x), _rows(y)[:, None])
-    posterior = ClosedForm(model, _rows(x), _rows(y)[:, None], amplitude=amplitude)
+    tune_marginal(model, _rows(x), _rows(y)[:, None])
+    posterior = ClosedForm(model, _rows(x), _rows(y)[:, None])
 
     def predict(new: np.ndarray) -> np.ndarray:
         found = posterior.predict(_rows(new))
@@ -86,10 +88,8 @@ def relu_curve(x: np.ndarray, y: np.ndarray, seed: int) -> Curve:
 def relu_arcs(x: np.ndarray, labels: np.ndarray, seed: int) -> Area:
     """A ReLU network for the arcs, output layer integrated out."""
     generator = torch.Generator().manual_seed(seed)
-    model = _relu_network(x.shape[1], 2, Categorical(), generator)
-    posterior = ClosedFormClassifier(
-        model, _rows(x), torch.from_numpy(labels), amplitude=AMPLITUDE, generator=generator
-    )
+    model = _relu_network(x.shape[1], 2, Categorical(), generator, AMPLITUDE)
+    posterior = ClosedFormClassifier(model, _rows(x), torch.from_numpy(labels), generator=generator)
 
     def predict(new: np.ndarray) -> np.ndarray:
         found: Any = posterior.predict(_rows(new))

@@ -9,7 +9,7 @@ On CUDA a whole step, from drawing the batch to the update, is captured once as 
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from bochner.layers import amplitude_log_prior
+from bochner.loaders import Batches, workers
 from bochner.models import Model
 from bochner.networks import SeededDropout
 from bochner.randomness import counter_mask, counter_permutation
@@ -24,6 +26,7 @@ from bochner.spectra import normal_log_prob
 from bochner.validation import activation_runs, equal_runs
 
 Parameters = dict[str, Tensor]
+Gradients = Sequence[Tensor | None]
 
 
 class _Head(nn.Module):
@@ -37,15 +40,15 @@ class _Head(nn.Module):
         return self.output(self.layer(z))
 
 
-class _LayerPrior(nn.Module):
-    """The log prior of a model layer."""
+class _HeadPrior(nn.Module):
+    """The log prior of a model layer and of the amplitude: what weight decay does not stand for."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.layer = model.layer
+        self.layer, self.output = model.layer, model.output
 
     def forward(self) -> Tensor:
-        return self.layer.log_prior()
+        return self.layer.log_prior() + amplitude_log_prior(self.output.log_amplitude, jacobian=False)
 
 
 class _Likelihood(nn.Module):
@@ -101,6 +104,11 @@ def stacked(module: nn.Module, numbers: Parameters, *inputs: Tensor) -> Tensor:
     return vmap(single, randomness="error")(numbers, *inputs)
 
 
+def _has_own_prior(name: str) -> bool:
+    """Whether a parameter of the head has a prior that is not Gaussian."""
+    return name.startswith("layer.") or name == "output.log_amplitude"
+
+
 def _size(members: slice) -> int:
     return members.stop - members.start
 
@@ -110,11 +118,84 @@ def _flat(value: Tensor) -> Tensor:
     return value.permute(sorted(range(value.ndim), key=value.stride, reverse=True))
 
 
+def _mean_over_processes(rows: int, losses: Tensor, gradients: Gradients) -> tuple[Tensor, Gradients]:
+    """Averages of what every process has found at its own rows, weighed by their number; in one exchange."""
+    values = [losses.detach(), *(g for g in gradients if g is not None)]
+    flat = torch.cat([*(rows * v.reshape(-1) for v in values), losses.new_full((1,), rows).detach()])
+    torch.distributed.all_reduce(flat)
+    parts = (flat[:-1] / flat[-1]).split([v.numel() for v in values])
+    means = iter([part.view_as(v) for part, v in zip(parts, values, strict=True)])
+    return next(means), [None if g is None else next(means) for g in gradients]
+
+
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor:
     """Sum of two gradients, either of which may be absent."""
     total = b if a is None else a if b is None else a.add_(b)
     assert total is not None, "every trainable parameter has a gradient"
     return total
+
+
+class Minibatches:
+    """Rows of two tensors, cut into minibatches: every member has rows of its own, in an order of its own in every epoch.
+
+    Args:
+        x: Inputs, (N, ...).
+        y: Targets, (N, ...).
+        rows: Which rows each member sees, (E, n).
+        size: Rows of a minibatch.
+        seeds: Seeds of the shuffles, (E,).
+    """
+
+    shared = False
+
+    def __init__(self, x: Tensor, y: Tensor, rows: Tensor, size: int, seeds: Tensor) -> None:
+        self.x, self.y, self.rows, self.seeds = x, y, rows, seeds
+        self.sizes = [min(size, rows.shape[1] - start) for start in range(0, rows.shape[1], size)]
+        self.order = rows.clone()
+        self.position = torch.zeros((), dtype=torch.int64, device=x.device)
+
+    def epoch(self, number: int) -> Iterator[int]:
+        """Shuffles; then gives the size of each minibatch in turn."""
+        self.order.copy_(self.rows.gather(1, counter_permutation(self.seeds, number, self.rows.shape[1])))
+        self.position.zero_()
+        return iter(self.sizes)
+
+    def take(self, rows: int) -> tuple[Tensor, Tensor]:
+        """The next rows of every member, (E, rows, ...): operations that a graph can hold."""
+        index = self.order.index_select(1, self.position + torch.arange(rows, device=self.x.device))
+        return self.x[index], self.y[index]
+
+    def advance(self, rows: int) -> None:
+        """Moves on by that many rows."""
+        self.position += rows
+
+
+class LoadedBatches:
+    """The batches of a loader, the same for every member. Several processes may each give a share of every batch.
+
+    Args:
+        batches: The loader's pairs.
+        members: Number E of members.
+    """
+
+    def __init__(self, batches: Batches, members: int) -> None:
+        self.batches, self.members, self.shared = batches, members, batches.shared
+        self.held = next(iter(batches))
+        self.sizes = [len(self.held[0])]
+
+    def epoch(self, _: int) -> Iterator[int]:
+        """Gives the size of each batch in turn, and holds the batch."""
+        for pair in self.batches:
+            self.held = pair
+            yield len(pair[0])
+
+    def take(self, _: int) -> tuple[Tensor, Tensor]:
+        """The batch that is held, (E, rows, ...)."""
+        x, y = (t.expand(self.members, *t.shape) for t in self.held)
+        return x, y
+
+    def advance(self, rows: int) -> None:
+        """Nothing: the next batch comes from the loader."""
 
 
 class Stack:
@@ -175,7 +256,8 @@ class Stack:
             )
         # Both start from a state of zeros, which can be made before a graph is captured.
         simple = isinstance(self.optimizer, torch.optim.SGD | torch.optim.Adam)
-        self.graphed = self.rates.is_cuda and simple and bool(self.optimizer.defaults.get("fused"))
+        fused = bool(self.optimizer.defaults.get("fused"))
+        self.graphed = self.rates.is_cuda and simple and fused and isinstance(self.source, Minibatches)
         if self.graphed:
             self._prepare_state()
 
@@ -204,39 +286,41 @@ class Stack:
         masks = {}
         for i, (name, module) in enumerate(self.dropouts):
             kept = counter_mask(self.seeds, self.counter * 1000 + i + 1, rows * module.width, module.p)
-            scaled = kept.to(self.x.dtype) / (1 - module.p)
+            scaled = kept.to(self.models[0].layer.weight.dtype) / (1 - module.p)
             masks[f"{name}.mask"] = scaled.reshape(len(self.seeds), rows, module.width)
         return masks
 
     def _gradients(self, rows: int) -> tuple[Tensor, list[Tensor]]:
         """Losses (E,) of the next ``rows`` rows of every member's order, and the gradients of all parameters."""
         with self._beside():
-            prior, known = self._layer_priors()
-        index = self.order.index_select(1, self.position + torch.arange(rows, device=self.x.device))
-        z = self.extractor(self.x[index], **self._masks(rows)).split([_size(h.members) for h in self.heads])
+            prior, known = self._head_priors()
+        x, y = self.source.take(rows)
+        z = self.extractor(x, **self._masks(rows)).split([_size(h.members) for h in self.heads])
         f = torch.cat([head(own) for head, own in zip(self.heads, z, strict=True)])
-        losses = self.likelihood(f, self.y[index])
+        losses = self.likelihood(f, y)
         leaves = [p for part in self.parts for p in part.parameters.values()]
         gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        if self.source.shared:
+            losses, gradients = _mean_over_processes(rows, losses, gradients)
         if self.aside is not None:
             torch.cuda.current_stream().wait_stream(self.aside)
         return losses.detach() + prior, [_sum(g, known.get(id(p))) for g, p in zip(gradients, leaves, strict=True)]
 
-    def _layer_priors(self) -> tuple[Tensor, dict[int, Tensor]]:
-        """Minus the log priors of the model layers over N, (E,), and their gradients by the identity of the parameter.
+    def _head_priors(self) -> tuple[Tensor, dict[int, Tensor]]:
+        """Minus the log priors of the heads over N, (E,), and their gradients by the identity of the parameter.
 
         One computation for each run of equal spectra, on aliases of the parameters: these may be on a stream of their own.
         """
         parts: list[Tensor] = []
         aliases: dict[int, Tensor] = {}
         for head in self.heads:
-            numbers = {n: p for n, p in head.fixed.items() if n.startswith("layer.")}
+            numbers = {n: p for n, p in head.fixed.items() if _has_own_prior(n)}
             for name, p in head.parameters.items():
-                if name.startswith("layer."):
+                if _has_own_prior(name):
                     numbers[name] = aliases[id(p)] = p.detach().requires_grad_()
             spectra = [m.layer.spectrum for m in self.models[head.members]]
             for own in equal_runs(spectra):
-                first = _LayerPrior(self.models[head.members.start + own.start])
+                first = _HeadPrior(self.models[head.members.start + own.start])
                 parts.append(stacked(first, {n: p[own] for n, p in numbers.items()}))
         prior = -torch.cat(parts) / self.num_data
         if not aliases:
@@ -263,7 +347,7 @@ class Stack:
         for view, number, members in self.views:
             view.grad = _flat(gradients[number][members])
         self.optimizer.step()
-        self.position += rows
+        self.source.advance(rows)
         self.counter += 1
 
     def _capture(self, rows: int) -> Callable[[], None]:
@@ -275,48 +359,47 @@ class Stack:
 
     def train(
         self,
-        x: Tensor,
-        y: Tensor,
-        rows: Tensor,
+        source: Minibatches | LoadedBatches,
         explosion: float,
         after_epoch: Callable[[Parameters], None] | None,
         epochs: Any,
     ) -> tuple[Tensor, Tensor]:
         """Runs over the epochs given; returns losses (epochs, E) and which members diverged."""
-        self.x, self.y, self.explosion = x, y, explosion
-        count, size, num = rows.shape[1], self.recipe.batch_size, len(self.models)
-        sizes = [min(size, count - start) for start in range(0, count, size)]
+        self.source, self.explosion, num = source, explosion, len(self.models)
+        like = self.models[0].layer.weight
         norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.extractor.module.modules())
-        if norms and sizes[-1] == 1 and len(sizes) > 1:
-            sizes.pop()  # BatchNorm has no statistics of a single row: the last one sits this epoch out
-        self.order = rows.clone()
-        self.position = torch.zeros((), dtype=torch.int64, device=x.device)
-        self.counter = torch.zeros_like(self.position)
-        self.first = torch.full((num,), math.nan, dtype=x.dtype, device=x.device)
-        self.total = torch.zeros(num, dtype=torch.float64, device=x.device)
-        self.bad = torch.zeros(num, dtype=torch.bool, device=x.device)
-        self._lay_out(sorted(set(sizes)) if self.rates.is_cuda else sizes[:1])
+        self.counter = torch.zeros((), dtype=torch.int64, device=like.device)
+        self.first = torch.full((num,), math.nan, dtype=like.dtype, device=like.device)
+        self.total = torch.zeros(num, dtype=torch.float64, device=like.device)
+        self.bad = torch.zeros(num, dtype=torch.bool, device=like.device)
+        if norms and source.sizes[-1] == 1 and len(source.sizes) > 1:
+            source.sizes.pop()  # BatchNorm has no statistics of a single row: the last one sits this epoch out
+        if source.shared:
+            for value in self._numbers():
+                torch.distributed.broadcast(value, 0)
+        self._lay_out(sorted(set(source.sizes)) if self.rates.is_cuda else source.sizes[:1])
         self._make_optimizer()
-        step: dict[int, Callable[[], Any]] = {
-            rows: self._capture(rows) if self.graphed else (lambda rows=rows: self._step(rows)) for rows in set(sizes)
-        }
+        graphs = {rows: self._capture(rows) for rows in set(source.sizes)} if self.graphed else {}
         diverged, history = torch.zeros_like(self.bad), []
         good = [value.clone() for value in self._numbers()]
         for epoch in epochs:
             torch._foreach_copy_(good, self._numbers())
-            self.order.copy_(rows.gather(1, counter_permutation(self.seeds, epoch, count)))
             self._set_rates(self.recipe.schedule(epoch / self.recipe.epochs))
-            for value in (self.position, self.total, self.bad):
+            for value in (self.total, self.bad):
                 value.zero_()
-            for rows_now in sizes:
-                step[rows_now]()
+            steps = 0
+            for rows in source.epoch(epoch):
+                if norms and rows == 1 and not isinstance(source, Minibatches):
+                    continue
+                graphs[rows]() if graphs else self._step(rows)
+                steps += 1
             # The last step's update has met no loss yet: its parameters must not become those to fall back on.
             prior = self._gaussian_prior()
             limit = self.explosion * self.first.abs().clamp(min=1.0)
             diverged |= self.bad | ~torch.isfinite(prior) | (prior > limit)
             if bool(diverged.any()):
                 self._restore(diverged, good)
-            history.append(torch.where(diverged, math.nan, self.total / len(sizes) + prior))
+            history.append(torch.where(diverged, math.nan, self.total / steps + prior))
             if after_epoch is not None:
                 after_epoch(self._named())
             if bool(diverged.all()):
@@ -356,6 +439,10 @@ class Stack:
     @torch.no_grad()
     def write_back(self) -> None:
         """Puts the stacked numbers into the networks, which leave in evaluation mode."""
+        if self.source.shared:  # BatchNorm has seen other rows in every process
+            for value in (b for b in self.extractor.buffers.values() if b.is_floating_point()):
+                torch.distributed.all_reduce(value)
+                value /= workers()
         for part in self.parts:
             for name, value in (part.parameters | part.buffers).items():
                 for model, own in zip(self.models[part.members], value, strict=True):

@@ -172,6 +172,56 @@ class StationaryLayer(nn.Module):
         return f"{self.in_features}, {self.out_features}, kernel={self.spectrum}, activation='{self.activation.name}'"
 
 
+def amplitude_log_prior(log_amplitude: Any, *, jacobian: bool, xp: Any = torch) -> Any:
+    """Gamma(2, rate 1) at the amplitude, whose mode is 1; with ``jacobian``, as a density of its logarithm."""
+    return log_gamma_log_prob(log_amplitude, 2.0, 1.0, xp) + (log_amplitude if jacobian else 0.0)
+
+
+class OutputLayer(nn.Linear):
+    r"""The linear layer after the model layer: $f = a\,Vh + b$ with prior weights $V_{ck} \sim \mathrm{N}(0, 1/K)$.
+
+    As the model layer keeps its weights at unit lengthscale, this one keeps them at unit amplitude: a is the prior standard
+    deviation of f, and moving it moves no other prior.
+
+    Args:
+        in_features: Number of features K.
+        out_features: Number of outputs.
+        amplitude: Initial amplitude a. It is held fixed unless ``log_amplitude.requires_grad`` is turned on: at the most
+            probable weights an amplitude is too large, so it is for ``tune_marginal`` and for samplers to move.
+        bias: Whether there is a bias, which the amplitude does not multiply; it starts at zero.
+        generator: Source of randomness; None takes torch's global one.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        amplitude: float = 1.0,
+        bias: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if isinstance(amplitude, bool) or not isinstance(amplitude, int | float) or not 0 < amplitude < math.inf:
+            raise ValueError(f"The amplitude parameter must be positive and finite, got {amplitude!r} instead.")
+        with torch.random.fork_rng(devices=[]):  # torch draws from its global state first; what it drew is replaced
+            super().__init__(in_features, out_features, bias=bias)
+        device = generator.device if generator is not None else "cpu"
+        draw = torch.randn(self.weight.shape, generator=generator, device=device, dtype=torch.float64)
+        self.weight = nn.Parameter(draw / in_features**0.5)
+        if bias:
+            nn.init.zeros_(self.bias)
+        self.log_amplitude = nn.Parameter(torch.tensor(math.log(amplitude), dtype=torch.float64), requires_grad=False)
+
+    @property
+    def amplitude(self) -> Tensor:
+        """Prior standard deviation of f."""
+        return self.log_amplitude.exp()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Outputs of each row of features: (..., in_features) to (..., out_features)."""
+        return F.linear(input, self.amplitude * self.weight, self.bias)
+
+
 @dataclass(frozen=True)
 class WidthError:
     """How far a layer's own covariance is from theory, as largest absolute differences.

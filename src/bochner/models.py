@@ -7,9 +7,8 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
-from bochner.layers import StationaryLayer
+from bochner.layers import OutputLayer, StationaryLayer, amplitude_log_prior
 from bochner.likelihoods import Categorical, Gaussian, Likelihood
-from bochner.networks import linear
 from bochner.spectra import normal_log_prob
 
 
@@ -18,15 +17,19 @@ class Model(nn.Module):
 
     $$ \log p(y, \theta) = \sum_{n=1}^N \log p(y_n \mid f(x_n)) + \log p(\theta) $$
 
-    The prior is that of the model layer (weights, biases, lengthscale), N(0, 1/K) on the output weights, Gamma on the
-    noise, and N(0, 1/``extractor_precision``) on every parameter of the extractor (that is L2). The output bias has a
-    N(0, 1) prior.
+    The prior is that of the model layer (weights, biases, lengthscale), that of the output layer (N(0, 1/K) on the weights at unit
+    amplitude, N(0, 1) on the bias, Gamma on the amplitude), Gamma on the noise, and N(0, 1/``extractor_precision``) on every
+    parameter of the extractor (that is L2).
+
+    As other containers of modules do, a model keeps the modules that it is given: training it trains them, and two models
+    that are given the same module share it. The likelihood is moved to the layer's device and type.
 
     Args:
         layer: The model layer.
         out_features: Number of outputs: 1 for regression, the number of classes for classification.
         likelihood: ``Gaussian()`` or ``Categorical()``.
         extractor: Any module whose output has ``layer.in_features`` features; nothing by default.
+        amplitude: Prior standard deviation of each output; see ``OutputLayer``.
         extractor_precision: Prior precision of the extractor's parameters.
         output_bias: Whether the output layer has a bias. Without one the prior over functions is the layer's kernel alone.
         generator: Source of randomness for the output weights.
@@ -39,6 +42,7 @@ class Model(nn.Module):
         likelihood: Likelihood,
         *,
         extractor: nn.Module | None = None,
+        amplitude: float = 1.0,
         extractor_precision: float = 1.0,
         output_bias: bool = False,
         generator: torch.Generator | None = None,
@@ -60,17 +64,17 @@ class Model(nn.Module):
             )
         self.extractor = nn.Identity() if extractor is None else extractor
         self.layer = layer
-        self.output = linear(layer.out_features, out_features, bias=output_bias, generator=torch.Generator()).to(
-            layer.weight
+        output = OutputLayer(
+            layer.out_features, out_features, amplitude=amplitude, bias=output_bias, generator=generator
         )
-        device = generator.device if generator is not None else "cpu"
-        draw = torch.randn(self.output.weight.shape, generator=generator, device=device, dtype=torch.float64)
-        with torch.no_grad():
-            self.output.weight.copy_(draw / layer.out_features**0.5)
-            if output_bias:
-                self.output.bias.zero_()
-        self.likelihood = copy.deepcopy(likelihood).to(layer.weight)
+        self.output = output.to(layer.weight)
+        self.likelihood = likelihood.to(layer.weight)
         self.extractor_precision = extractor_precision
+
+    @property
+    def amplitude(self) -> Tensor:
+        """Prior standard deviation of each output."""
+        return self.output.amplitude
 
     def features(self, x: Tensor) -> Tensor:
         """What the output layer sees: (n, ...) to (n, K)."""
@@ -83,6 +87,7 @@ class Model(nn.Module):
     def log_prior(self, *, jacobian: bool = False) -> Tensor:
         """Log prior density of all parameters; ``jacobian`` as in ``StationaryLayer.log_prior``."""
         total = self.layer.log_prior(jacobian=jacobian) + self.likelihood.log_prior(jacobian=jacobian)
+        total = total + amplitude_log_prior(self.output.log_amplitude, jacobian=jacobian)
         for name, precision in self.precisions().items():
             total = total + normal_log_prob(attrgetter(name)(self), precision).sum()
         return total
@@ -119,18 +124,21 @@ def swap_head(
     *,
     width: int,
     likelihood: Likelihood | None = None,
+    amplitude: float = 1.0,
     head: str | None = None,
     generator: torch.Generator | None = None,
     **layer_options: object,
 ) -> Model:
     """Replaces the final linear layer of a network by a stationary model layer and a fresh output layer.
 
-    The network is copied, not changed; its other weights are kept and become the feature extractor.
+    The network is copied, not changed; its other weights are kept and become the feature extractor. Dropout, BatchNorm and
+    weight norm stay in it.
 
     Args:
         network: Any module with an ``nn.Linear`` at its end.
         width: Number of outputs of the model layer.
         likelihood: Defaults to Gaussian for one output and Categorical for more.
+        amplitude: Prior standard deviation of each output.
         head: Dotted name of the linear layer to replace; by default the last ``nn.Linear`` that the network registers.
         generator: Source of randomness.
         **layer_options: Passed on to ``StationaryLayer``.
@@ -154,11 +162,15 @@ def swap_head(
         )
     extractor: nn.Module = nn.Identity()
     if name:
-        extractor = copy.deepcopy(network)
+        # The older weight norm keeps a computed weight beside its parameters, which torch would not copy.
+        computed = [
+            v for m in network.modules() for v in m.__dict__.values() if isinstance(v, Tensor) and not v.is_leaf
+        ]
+        extractor = copy.deepcopy(network, {id(v): v.detach().clone() for v in computed})
         extractor.set_submodule(name, nn.Identity())
     weight = old.weight
     options = {"device": weight.device, "dtype": weight.dtype, "generator": generator, **layer_options}
     layer = StationaryLayer(old.in_features, width, **options)  # pyright: ignore[reportArgumentType]
     if likelihood is None:
         likelihood = Gaussian() if old.out_features == 1 else Categorical()
-    return Model(layer, old.out_features, likelihood, extractor=extractor, generator=generator)
+    return Model(layer, old.out_features, likelihood, extractor=extractor, amplitude=amplitude, generator=generator)

@@ -1,8 +1,15 @@
 """Feature extractors: what comes before the model layer."""
 
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # that fit_map can seed
 
 
 def linear(
@@ -24,21 +31,71 @@ class SeededDropout(nn.Module):
 
     Args:
         p: Probability of setting an entry to zero.
-        width: Number of features it acts on.
+        shape: Sizes of the mask of a row: those of the features it acts on, or 1 where entries go together.
     """
 
     mask: torch.Tensor
 
-    def __init__(self, p: float, width: int) -> None:
+    def __init__(self, p: float, *shape: int) -> None:
         super().__init__()
         if not 0 <= p < 1:
             raise ValueError(f"The p parameter must lie in [0, 1), got {p} instead.")
-        self.p, self.width = p, width
+        self.p, self.shape, self.width = p, shape, math.prod(shape)
         self.register_buffer("mask", torch.ones(()), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies by the mask, (..., width)."""
-        return x * self.mask if self.training else x
+        if not self.training or self.mask.ndim == 0:
+            return x * self.mask if self.training else x
+        return x * self.mask.unflatten(-1, self.shape)
+
+
+@contextlib.contextmanager
+def seeded_dropout(extractors: Sequence[nn.Module], example: torch.Tensor) -> Iterator[None]:
+    """Puts a ``SeededDropout`` in the place of every ``nn.Dropout`` for a while: each network then has masks of its own.
+
+    Args:
+        extractors: Networks of one structure.
+        example: Some inputs, whose passage through the first network tells the sizes.
+    """
+    names = [n for n, m in extractors[0].named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+    shapes = _output_shapes(extractors[0], names, example) if names else {}
+    before: list[dict[str, Any]] = [{name: e.get_submodule(name) for name in names} for e in extractors]
+    try:
+        for extractor, layers in zip(extractors, before, strict=True):
+            for name, layer in layers.items():
+                mask = shapes[name] if type(layer) is nn.Dropout else (shapes[name][0], *[1] * (len(shapes[name]) - 1))
+                extractor.set_submodule(name, SeededDropout(layer.p, *mask).train(layer.training))
+        yield
+    finally:
+        for extractor, layers in zip(extractors, before, strict=True):
+            for name, layer in layers.items():
+                extractor.set_submodule(name, layer.train(extractor.training))
+
+
+def _output_shapes(network: nn.Module, names: list[str], example: torch.Tensor) -> dict[str, torch.Size]:
+    """Sizes of a row at the named modules, without the first."""
+    shapes: dict[str, torch.Size] = {}
+    odd = [n for n in names if type(network.get_submodule(n)) not in DROPOUTS]
+    if odd or "" in names:
+        raise ValueError(f"The networks may hold nn.Dropout and nn.Dropout1d to 3d, got {odd or network} instead.")
+
+    def hear(name: str) -> Any:
+        return lambda _, __, output: shapes.__setitem__(name, output.shape[1:])
+
+    handles = [network.get_submodule(name).register_forward_hook(hear(name)) for name in names]
+    training = network.training
+    try:
+        with torch.no_grad():
+            network.eval()(example)
+    finally:
+        network.train(training)
+        for handle in handles:
+            handle.remove()
+    unused = [name for name in names if name not in shapes]
+    if unused:
+        raise ValueError(f"The dropout layers {', '.join(unused)} take no part in a forward pass; remove them.")
+    return shapes
 
 
 class Intervals(nn.Module):

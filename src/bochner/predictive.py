@@ -5,14 +5,16 @@ Shapes may carry leading batch dimensions (a stack of networks): (..., n, c) for
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from numbers import Real
 from statistics import NormalDist
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Answer = TypeVar("Answer", bound="Predictive")
 
 
 class Predictive(ABC):
@@ -47,16 +49,18 @@ class Predictive(ABC):
 class GaussianPredictive(Predictive):
     r"""Regression: $y = f + \varepsilon$ with $f$ from the posterior and $\varepsilon \sim \mathrm{N}(0, s^2)$.
 
+    Names without a prefix are of y, noise included: ``std`` is the root of ``variance``. What is of f alone says so.
+
     Attributes:
-        mean: Mean of f, (..., n, c).
-        variance: Variance of f, (..., n, c), without noise.
+        mean: Mean of f and of y, (..., n, c).
+        f_variance: Variance of f, (..., n, c), without noise.
         noise: Noise standard deviation s, a scalar or of shape (...); or one for each output, (..., c).
         samples: Draws of f, (S, ..., n, c), where the posterior is a mixture over them; None where f is Gaussian.
         sample_noise: Noise of every draw, (S,), where the noise is drawn too; ``noise`` is then their root mean square.
     """
 
     mean: Tensor
-    variance: Tensor
+    f_variance: Tensor
     noise: Tensor
     samples: Tensor | None = None
     sample_noise: Tensor | None = None
@@ -75,9 +79,14 @@ class GaussianPredictive(Predictive):
         return self.noise[..., None, :] if per_output else self.noise[..., None, None]
 
     @property
+    def variance(self) -> Tensor:
+        """Variance of y, noise included, (..., n, c)."""
+        return self.f_variance + self._noise.square()
+
+    @property
     def std(self) -> Tensor:
         """Standard deviation of y, noise included, (..., n, c)."""
-        return (self.variance + self._noise.square()).sqrt()
+        return self.variance.sqrt()
 
     def log_prob(self, y: Tensor) -> Tensor:
         r"""Log density of y, summed over its components.
@@ -102,12 +111,12 @@ class GaussianPredictive(Predictive):
     @property
     def marginal_variance(self) -> Tensor:
         """Variance of f, summed over outputs."""
-        return self.variance.sum(-1)
+        return self.f_variance.sum(-1)
 
     @property
     def mutual_information(self) -> Tensor:
         """½ log(1 + Var f / s²), summed over outputs: exact where f is Gaussian."""
-        return 0.5 * torch.log1p(self.variance / self._noise.square()).sum(-1)
+        return 0.5 * torch.log1p(self.f_variance / self._noise.square()).sum(-1)
 
     @property
     def ood_score(self) -> Tensor:
@@ -117,6 +126,17 @@ class GaussianPredictive(Predictive):
     def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Central interval for y under a Gaussian of the same mean and variance, each (..., n, c)."""
         return central_interval(self.mean, self.std, coverage)
+
+
+def joined(parts: Sequence[Answer]) -> Answer:
+    """One predictive distribution of the rows of several."""
+    first = parts[0]
+    if isinstance(first, GaussianPredictive):
+        rows = {"mean": -2, "f_variance": -2} | ({} if first.samples is None else {"samples": -2})
+    else:
+        rows = {"log_probabilities": -2, "probability_variance": -2, "expected_entropy": -1}
+    values = {name: torch.cat([getattr(part, name) for part in parts], dim) for name, dim in rows.items()}
+    return replace(first, **values)  # pyright: ignore[reportArgumentType]
 
 
 def central_interval(mean: Any, std: Any, coverage: float) -> tuple[Any, Any]:

@@ -17,10 +17,12 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from bochner.engine import Stack
+from bochner.engine import LoadedBatches, Minibatches, Stack
 from bochner.layers import StationaryLayer
+from bochner.loaders import Batches
 from bochner.models import Model
-from bochner.validation import as_list, check_data
+from bochner.networks import seeded_dropout
+from bochner.validation import as_list
 
 
 def constant(progress: float) -> float:  # noqa: ARG001
@@ -152,9 +154,9 @@ def stack_size(model: Model, batch_size: int) -> int:
 
 def fit_map(
     model: Model | Sequence[Model],
-    x: Tensor,
-    y: Tensor,
-    recipe: Recipe,
+    x: Any,
+    y: Tensor | None = None,
+    recipe: Recipe | None = None,
     *,
     seed: int | Sequence[int] = 0,
     rows: Tensor | None = None,
@@ -169,43 +171,60 @@ def fit_map(
     Args:
         model: A network, or networks of one shape that are trained as one stack. They may differ in activation and spectrum;
             those that share their activation should follow each other.
-        x: Inputs, (N, ...), on the networks' device. Minibatches are cut there.
-        y: Targets, (N, c) or integer (N,).
-        recipe: How to train.
+        x: Inputs, (N, ...), on the networks' device. Minibatches are cut there. Or a loader of (x, y), whose batches all networks
+            see; under ``torch.distributed`` each process gives its share of every batch, and all end with the same networks.
+        y: Targets, (N, c) or integer (N,); None with a loader.
+        recipe: How to train; ``Recipe()`` by default. Its batch size does not concern a loader.
         seed: Seed of shuffles and dropout, one for each network. A network in a stack trains as it would alone with its seed.
         rows: Which rows each network sees, (E, n) integers: folds of one data set. All of them by default.
-        num_data: What the prior is weighed against; the number n of rows by default.
+        num_data: What the prior is weighed against; the number n of rows by default. A loader's rows are counted in a pass of
+            their own where it is not given.
         explosion: A loss this many times above the first one (in absolute terms, at least 1) counts as divergence.
         after_epoch: Called at the end of every epoch with the trained parameters, each (E, ...); they change afterwards.
         progress: Whether to show a progress bar.
         stop: Ends training at the next epoch once it is set, from another thread.
     """
-    models = as_list(model)
+    models, recipe = as_list(model), recipe or Recipe()
     num = len(models)
-    if any(isinstance(m, nn.modules.dropout._DropoutNd) for m in models[0].modules()):
-        raise ValueError(
-            "The networks must use bochner.networks.SeededDropout in place of nn.Dropout, so that each has its own seed."
-        )
     device = models[0].layer.weight.device
     seeds = torch.as_tensor([seed] * num if isinstance(seed, int) else list(seed), device=device)
     if len(seeds) != num:
         raise ValueError(f"The seed parameter must be one number or {num}, got {len(seeds)} instead.")
     rates = _rates(recipe, num)
-    check_data(models[0], x, y)
-    if rows is None:
-        rows = torch.arange(len(x), device=device).expand(num, -1)
-    if rows.ndim != 2 or len(rows) != num or rows.shape[1] == 0:
-        raise ValueError(f"The rows parameter must have shape ({num}, n) with n ≥ 1, got {tuple(rows.shape)} instead.")
-    with tf32(recipe.tf32 and device.type == "cuda"):
-        stack = Stack(models, recipe, rates.to(device), seeds, num_data or rows.shape[1])
+    batches = Batches(models[0], x, y, size=recipe.batch_size)
+    source = _source(batches, rows, seeds, num)
+    if num_data is None:
+        num_data = batches.count() if isinstance(source, LoadedBatches) else source.rows.shape[1]
+    example = next(iter(batches))[0][:1]
+    with tf32(recipe.tf32 and device.type == "cuda"), seeded_dropout([m.extractor for m in models], example):
+        stack = Stack(models, recipe, rates.to(device), _own_seeds(seeds, source.shared), num_data)
         if after_epoch is not None and len(stack.heads) > 1:
             raise ValueError("The after_epoch parameter needs networks that share their activation.")
         shown = track(range(recipe.epochs), description="training", disable=not progress, transient=True)
         epochs = itertools.takewhile(lambda _: stop is None or not stop.is_set(), shown)
         try:
-            return Fit(*stack.train(x, y, rows, explosion, after_epoch, epochs))
+            return Fit(*stack.train(source, explosion, after_epoch, epochs))
         finally:  # an interrupted run keeps what it has learnt
             stack.write_back()
+
+
+def _source(batches: Batches, rows: Tensor | None, seeds: Tensor, num: int) -> Minibatches | LoadedBatches:
+    """Where the batches of a stack of ``num`` networks come from."""
+    if batches.is_loader:
+        if rows is not None:
+            raise ValueError("The rows parameter needs tensors: with a loader all networks see all of its batches.")
+        return LoadedBatches(batches, num)
+    assert batches.y is not None
+    if rows is None:
+        rows = torch.arange(len(batches.x), device=batches.x.device).expand(num, -1)
+    if rows.ndim != 2 or len(rows) != num or rows.shape[1] == 0:
+        raise ValueError(f"The rows parameter must have shape ({num}, n) with n ≥ 1, got {tuple(rows.shape)} instead.")
+    return Minibatches(batches.x, batches.y, rows, batches.size, seeds)
+
+
+def _own_seeds(seeds: Tensor, shared: bool) -> Tensor:
+    """Seeds of dropout: other ones in every process that sees other rows."""
+    return seeds + (torch.distributed.get_rank() << 32) if shared else seeds
 
 
 def _rates(recipe: Recipe, num: int) -> Tensor:

@@ -16,6 +16,11 @@ def as_list(model: Model | Sequence[Model]) -> list[Model]:
         raise ValueError("The model parameter must be a network or a list of at least one, got an empty list.")
     for member in models:
         check_model(member)
+    every = [id(p) for member in models for p in member.parameters()]
+    if len(set(every)) < len(every):
+        raise ValueError(
+            "The networks of a stack must not share parameters; give each a layer and likelihood of its own."
+        )
     return models
 
 
@@ -74,8 +79,8 @@ def check_model(model: object) -> None:
         )
 
 
-def check_data(model: Model, x: Tensor, y: Tensor) -> None:
-    """Raises a ValueError that names what is wrong with the training data, if anything is."""
+def check_data(model: Model, x: Tensor, y: Tensor, *, whole: bool = True) -> None:
+    """Raises a ValueError that names what is wrong with the training data, or with a batch of them, if anything is."""
     check_model(model)
     for name, value in (("x", x), ("y", y)):
         if not isinstance(value, Tensor):
@@ -116,7 +121,7 @@ def check_data(model: Model, x: Tensor, y: Tensor) -> None:
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= outputs:
             raise ValueError(f"The y parameter must hold labels from 0 to {outputs - 1}, got {low} to {high} instead.")
-        if low == high:
+        if low == high and whole:
             raise ValueError(
                 f"The y parameter must hold at least two classes, got only class {low}: there is nothing to learn."
             )

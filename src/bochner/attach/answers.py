@@ -115,7 +115,7 @@ def _fit_power(power: float, known: HeadRows, left: Tensor, targets: Tensor, cla
     assert isinstance(prediction, GaussianPredictive)
     noise = []
     for column in range(outputs.shape[1]):
-        mean, variance, truth = (t[:, column] for t in (prediction.mean, prediction.variance, known.targets))
+        mean, variance, truth = (t[:, column] for t in (prediction.mean, prediction.f_variance, known.targets))
         error = float((truth - outputs[:, column]).square().mean().sqrt())
         if error > 2 * float(spread[column]) > 0:
             warnings.warn(

@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
-KEYED_NUMBERS = 4096  # numbers of an input that decide whether it is in the sample
-LABELS = ("labels", "label", "targets", "target", "y")  # what labels are called in a batch that is a dictionary
-BATCH = 1024  # rows of a tensor that the network sees at a time
+from bochner.loaders import Inputs, first_batch, split_batch, targets_of, workers
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # positional, and by name
+KEYED_NUMBERS = 4096  # numbers of an input that decide whether it is in the sample
+BATCH = 1024  # rows of a tensor that the network sees at a time
 
 
 class Tapped:
@@ -68,7 +67,7 @@ class Tapped:
         if name is not None:
             return cls(network, name)
         linears = [n for n, module in _unwrapped(network).named_modules() if isinstance(module, nn.Linear)]
-        batch = _split(next(iter(loader)))[0]
+        batch = split_batch(next(iter(loader)))[0]
         for candidate in reversed(linears):
             tapped = cls(network, candidate)
             if tapped.is_last(batch):
@@ -135,53 +134,23 @@ def _unwrapped(network: nn.Module) -> nn.Module:
     return network.module if wrapped else network
 
 
-def _split(batch: Any) -> tuple[Inputs, Any]:
-    """Inputs of a batch, positional and by name, and its targets, if any."""
-    if isinstance(batch, Tensor):
-        return ((batch,), {}), None
-    if isinstance(batch, Mapping):
-        key = next((name for name in LABELS if name in batch), None)
-        return ((), {k: v for k, v in batch.items() if k != key}), None if key is None else batch[key]
-    if isinstance(batch, tuple | list) and len(batch) > 0 and isinstance(batch[0], Tensor):
-        inputs = batch if len(batch) == 1 else batch[:-1]
-        return (tuple(inputs), {}), None if len(batch) == 1 else batch[-1]
-    raise ValueError(
-        f"A batch must be a tensor, a tuple of tensors or a dictionary, got {type(batch).__name__} instead."
-    )
-
-
 def inputs_of(x: Any) -> Iterator[Inputs]:
     """The inputs of a tensor, a tuple or dictionary of tensors, or a loader, batch by batch."""
     if isinstance(x, Tensor):
         yield from (((part,), {}) for part in x.split(BATCH) if len(part) > 0)
     elif isinstance(x, Mapping):
-        yield _split(x)[0]
+        yield split_batch(x)[0]
     elif isinstance(x, tuple):  # of a network with several inputs
         yield x, {}
     elif isinstance(x, Iterable) and not isinstance(x, np.ndarray):
-        yield from (_split(batch)[0] for batch in x)
+        yield from (split_batch(batch)[0] for batch in x)
     else:
         raise ValueError(f"The x parameter must be a tensor, a dictionary or a loader, got {type(x).__name__} instead.")
 
 
-def _targets(batch: Any) -> Tensor:
-    targets = _split(batch)[1]
-    if targets is None:
-        what = f"a dictionary of {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else "inputs alone"
-        raise ValueError(f"A batch must hold targets: (x, y), or a dictionary with one of {LABELS}; got {what}.")
-    return torch.as_tensor(targets)
-
-
 def first_targets(loader: Iterable[Any]) -> Tensor:
     """The targets of a loader's first batch, after a look at whether it can be gone through again."""
-    if not isinstance(loader, Iterable) or iter(loader) is loader:
-        raise ValueError(
-            "The loader parameter must be something that can be gone through more than once, such as a DataLoader or a list; "
-            f"got a {type(loader).__name__}."
-        )
-    if (batch := next(iter(loader), None)) is None:
-        raise ValueError("The loader parameter must give at least one batch, got none.")
-    return _targets(batch)
+    return targets_of(first_batch(loader))
 
 
 def as_outputs(outputs: Tensor, classes: bool) -> Tensor:
@@ -240,7 +209,7 @@ class Reader:
         length = _length(loader)
         shown = track(loader, what, total=length, console=Console(stderr=True), transient=True, disable=not progress)
         for number, batch in enumerate(shown):
-            inputs, targets = _split(batch)[0], _targets(batch).to(self.tapped.device)
+            inputs, targets = split_batch(batch)[0], targets_of(batch).to(self.tapped.device)
             features, outputs = self.tapped(inputs)
             outputs = as_outputs(outputs, self.classes)
             if len(targets) != len(outputs):
@@ -322,16 +291,11 @@ def sample_rows(batches: Iterator[HeadRows], most: int) -> HeadRows:
     return kept
 
 
-def _workers() -> int:
-    distributed = torch.distributed
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-
-
 def _from_others(own: HeadRows) -> list[HeadRows]:
     """What other processes have sampled."""
-    if _workers() == 1:
+    if workers() == 1:
         return []
-    everyone: list[Any] = [None] * _workers()
+    everyone: list[Any] = [None] * workers()
     torch.distributed.all_gather_object(everyone, own.to(torch.device("cpu")))
     del everyone[torch.distributed.get_rank()]
     return [part.to(own.keys.device) for part in everyone]
@@ -341,6 +305,6 @@ def sum_over_processes(total: Tensor, parts: Iterable[Tensor]) -> Tensor:
     """The sum of matrices over batches and processes."""
     for part in parts:
         total += part
-    if _workers() > 1:
+    if workers() > 1:
         torch.distributed.all_reduce(total)
     return total

@@ -105,7 +105,9 @@ class Nearness:
         """The same prior after rows with this ΦᵀΦ."""
         precision = PRECISION * gram
         precision.diagonal().add_(1.0)
-        return Nearness(self.space, self.kernel, self.scale, self.phi, torch.linalg.cholesky(precision))
+        # Laid out as a file lays it out: then a head that is read back gives the same bits.
+        factor = torch.linalg.cholesky(precision).contiguous()
+        return Nearness(self.space, self.kernel, self.scale, self.phi, factor)
 
     def left(self, features: Tensor, *, seen: bool = False) -> Tensor:
         """Variance left at rows, (n,); for rows that are among those learnt from, as if each alone were not."""

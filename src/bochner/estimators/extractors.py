@@ -16,7 +16,7 @@ from bochner.estimators.plan import Plan
 from bochner.estimators.settings import Settings, Task
 from bochner.estimators.tuning import Rows
 from bochner.layers import StationaryLayer
-from bochner.likelihoods import Categorical, Gaussian, Likelihood
+from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model
 from bochner.networks import Intervals, mlp
 from bochner.training import Recipe, fit_map, half_cosine, light_adam
@@ -123,8 +123,8 @@ def train_extractors(task: Task, rows: Rows, target: Tensor, plan: Plan, outputs
         left = [number for number in range(len(learn)) if number not in done]
         task.say(f"training {len(left)} networks for {recipe.epochs} epochs of {learn.shape[1]} rows")
         seeds = [task.seed + number for number in left]
-        likelihood = Gaussian(0.3) if target.is_floating_point() else Categorical()
-        models = [_make_network(task, intervals, outputs, likelihood, seed).to(rows.x.device) for seed in seeds]
+        classes = not target.is_floating_point()
+        models = [_make_network(task, intervals, outputs, classes, seed).to(rows.x.device) for seed in seeds]
         options: Any = {"seed": seeds, "rows": learn[left], "progress": task.progress}
         astray = _train(models, inputs, target, replace(recipe, lr=rate), [plan.folds[n] for n in left], options, task)
         for number, model, diverged in zip(left, models, astray, strict=True):
@@ -215,12 +215,13 @@ def _rows_to_learn(rows: Rows, plan: Plan, seed: int) -> Tensor:
     return torch.stack(chosen)
 
 
-def _make_network(task: Task, intervals: Intervals, outputs: int, likelihood: Likelihood, seed: int) -> Model:
+def _make_network(task: Task, intervals: Intervals, outputs: int, classes: bool, seed: int) -> Model:
     """A network with a periodic layer, as it is drawn from its prior."""
     generator = torch.Generator().manual_seed(seed)
     extractor = make_extractor(intervals, task.plain, task.hidden, generator)
     options: Any = {"kernel": task.spectra[0], "activation": "paired", "frequencies": "sobol", "generator": generator}
     layer = StationaryLayer(task.hidden[-1], task.settings.network_width, **options)
+    likelihood = Categorical() if classes else Gaussian(0.3)
     return Model(layer, outputs, likelihood, extractor=extractor, generator=generator)
 
 

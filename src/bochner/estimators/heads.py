@@ -26,7 +26,7 @@ from torch import Tensor
 from bochner.estimators.kernel_features import CHUNK, KernelFeatures
 from bochner.estimators.threads import ONE_THREAD_ROWS, one_thread
 from bochner.estimators.tuning import Rows
-from bochner.posteriors.closed_form import Statistics, batches
+from bochner.posteriors.closed_form import Statistics
 from bochner.posteriors.closed_form_classifier import FeatureRows
 
 CURVATURE = 0.25  # largest second derivative of log(1 + exp f)
@@ -37,7 +37,7 @@ def sums_of(features: KernelFeatures, rows: Rows) -> Statistics:
     size = len(features.anchors)
     gram = torch.zeros(size, size, dtype=torch.float64, device=rows.x.device)
     projection = torch.zeros(size, rows.y.shape[1], dtype=torch.float64, device=rows.x.device)
-    for x, y, weight in batches(rows.x, rows.y, rows.weight, size=CHUNK):
+    for x, y, weight in zip(*(t.split(CHUNK) for t in (rows.x, rows.y, rows.weight)), strict=True):
         phi = features(x)
         weighted = phi * weight[:, None]
         gram.addmm_(phi.mT, weighted)
@@ -168,7 +168,7 @@ class SoftmaxHead:
         cls, features: KernelFeatures, rows: Rows, amplitudes: Iterable[float], start: Tensor | None = None
     ) -> "Iterator[SoftmaxHead]":
         """Heads for several amplitudes, each mode sought from the one before."""
-        pieces = FeatureRows(features, rows.x, len(features.anchors), CHUNK)
+        pieces = FeatureRows(features, rows.x.split(CHUNK))
         gram = torch.zeros(len(features.anchors), len(features.anchors), dtype=torch.float64, device=rows.x.device)
         for phi, weight in zip(pieces, rows.weight.split(CHUNK), strict=True):
             gram.addmm_(phi.mT, phi * weight[:, None])
@@ -206,9 +206,7 @@ def _bound(gram: Tensor, amplitude: float) -> Tensor:
     return torch.linalg.cholesky(bound)
 
 
-def find_mode(
-    pieces: FeatureRows | list[Tensor], rows: Rows, gram: Tensor, amplitude: float, start: Tensor | None
-) -> Tensor:
+def find_mode(pieces: Iterable[Tensor], rows: Rows, gram: Tensor, amplitude: float, start: Tensor | None) -> Tensor:
     """Most probable weights, by L-BFGS in coordinates in which the curvature is at most about one."""
     factor = _bound(gram, amplitude)
     shape = (len(gram), rows.y.shape[1])

@@ -209,7 +209,8 @@ def _closed_form(config: Config, data: Features, name: str) -> tuple[ClosedFormC
         options: Any = {"seed": config.seed, "width": width, "lengthscale": share * median}
         head = _head(config, data, name, "bochner", **options)
         generator = torch.Generator().manual_seed(config.seed)
-        rest: Any = {"amplitude": amplitude, "samples": draws, "steps": steps, "generator": generator}
+        head.output.log_amplitude.data.fill_(math.log(amplitude))
+        rest: Any = {"samples": draws, "steps": steps, "generator": generator}
         return ClosedFormClassifier(head, x, y, full_limit=0, **rest)
 
     def score(share: float, amplitude: float) -> float:

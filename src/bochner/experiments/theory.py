@@ -240,8 +240,8 @@ def extrapolation(config: Config) -> list[Row]:
         options: Any = {"kernel": kernel, "activation": activation, "frequencies": "sobol", "generator": generator}
         layer = StationaryLayer(1, 400, dtype=torch.float64, **options)
         model = Model(layer, 1, Gaussian(0.3), generator=generator)
-        amplitude, history = tune_marginal(model, x, y, steps=150)
-        prediction = ClosedForm(model, x, y, amplitude=amplitude).predict(grid)
+        history = tune_marginal(model, x, y, steps=150)
+        prediction, amplitude = ClosedForm(model, x, y).predict(grid), model.amplitude.item()
         row = {"activation": activation, "kernel": kernel, "units": len(layer.weight), "amplitude": amplitude}
         row |= {"lengthscale": layer.lengthscale.item(), "noise": float(prediction.noise), "evidence": history[-1]}
         row |= {"x": _round(x, 6), "y": _round(y, 6), "grid": _round(grid, 6)}

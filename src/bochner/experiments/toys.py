@@ -218,7 +218,7 @@ def _pair(kernel: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tens
 
 
 def _curves(prediction: Any, grid: Tensor) -> Row:
-    deviation = {"std": _round(prediction.variance.sqrt()), "std_y": _round(prediction.std)}
+    deviation = {"std": _round(prediction.f_variance.sqrt()), "std_y": _round(prediction.std)}
     return {"grid": _round(grid), "mean": _round(prediction.mean), **deviation}
 
 

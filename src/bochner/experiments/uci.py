@@ -261,7 +261,7 @@ class _Sweep:
             generator = torch.Generator().manual_seed(config.seed)
             prediction: Any = self._posterior(nets, data.train).predict(x, own=True, generator=generator)
             if tuned is not None:
-                prediction = GaussianPredictive(prediction.mean, prediction.variance, tuned)
+                prediction = GaussianPredictive(prediction.mean, prediction.f_variance, tuned)
         plain = measure(self._plug_in(nets, data.test), y)
         return [
             {**own, **{f"map_{n}": v for n, v in mapped.items()}}
@@ -288,7 +288,7 @@ def _held_out_noise(prediction: GaussianPredictive, y: Tensor) -> Tensor:
     residuals' root mean square and ten times it; a fold whose prediction is not finite has noise NaN.
     """
     found = []
-    for residual, variance in zip((y - prediction.mean).double(), prediction.variance.double(), strict=True):
+    for residual, variance in zip((y - prediction.mean).double(), prediction.f_variance.double(), strict=True):
         square, scale = residual.square(), float(residual.square().mean().sqrt())
 
         def loss(log_noise: float, square: Tensor = square, variance: Tensor = variance) -> float:

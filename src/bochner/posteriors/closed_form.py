@@ -12,13 +12,14 @@ Only $\Phi^\top\Phi$, $b$ and $y^\top y$ are kept, summed over batches in float6
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bochner.likelihoods import Gaussian
+from bochner.loaders import Batches, over_batches
 from bochner.models import Model
 from bochner.predictive import GaussianPredictive
 from bochner.validation import check_data, check_model
@@ -55,15 +56,10 @@ def features(model: Model, x: Tensor) -> Tensor:
     return phi if model.output.bias is None else torch.cat([phi, torch.ones_like(phi[:, :1])], -1)
 
 
-def prior_precision(model: Model, amplitude: Tensor) -> Tensor:
-    """Diagonal of Λ: K/a² for the weights, 1 for the bias."""
-    weights = (model.layer.out_features / amplitude.square()).expand(model.layer.out_features)
+def prior_precision(model: Model) -> Tensor:
+    """Diagonal of Λ, float64: K/a² for the weights, 1 for the bias."""
+    weights = (model.layer.out_features / model.amplitude.double().square()).expand(model.layer.out_features)
     return weights if model.output.bias is None else torch.cat([weights, weights.new_ones(1)])
-
-
-def batches(*tensors: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
-    """Consecutive slices of at most ``size`` rows."""
-    return zip(*(t.split(size) for t in tensors), strict=True)
 
 
 @dataclass
@@ -76,16 +72,17 @@ class Statistics:
     count: float
 
     @classmethod
-    def of(cls, model: Model, x: Tensor, y: Tensor, chunk: int = CHUNK) -> "Statistics":
-        """Accumulates over chunks: sums in float64, and products too on the CPU; on a GPU in the precision of the features."""
-        gram = projection = square = 0.0
-        for xb, yb in batches(x, y, size=chunk):
-            phi = features(model, xb)
+    def of(cls, batches: Batches) -> "Statistics":
+        """Accumulates over batches: sums in float64, and products too on the CPU; on a GPU in the precision of the features."""
+        gram = projection = square = count = torch.zeros((), dtype=torch.float64)
+        for x, y in batches:
+            phi = features(batches.model, x)
             phi = phi.double() if phi.device.type == "cpu" else phi
             gram = gram + (phi.mT @ phi).double()
-            projection = projection + (phi.mT @ yb.to(phi)).double()
-            square = square + yb.double().square().sum()
-        return cls(torch.as_tensor(gram), torch.as_tensor(projection), torch.as_tensor(square), len(x))
+            projection = projection + (phi.mT @ y.to(phi)).double()
+            square, count = square + y.double().square().sum(), count + len(x)
+        sums = [batches.over_processes(total.to(gram.device)) for total in (gram, projection, square, count)]
+        return cls(sums[0], sums[1], sums[2], float(sums[3]))
 
     def __add__(self, other: "Statistics") -> "Statistics":
         """The sums over both sets of rows."""
@@ -119,7 +116,7 @@ def fewer_rows(model: Model, x: Tensor) -> bool:
     return len(x) <= model.layer.out_features
 
 
-def dual_log_marginal(model: Model, x: Tensor, y: Tensor, amplitude: Tensor) -> tuple[float, Tensor]:
+def dual_log_marginal(model: Model, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
     r"""The same as ``Statistics.log_marginal`` by the N×N matrix $C = \Phi\Lambda^{-1}\Phi^\top + s^2 I$: cheaper while N ≤ K.
 
     The product with the gradient is in the precision of the features, all else in float64.
@@ -129,7 +126,7 @@ def dual_log_marginal(model: Model, x: Tensor, y: Tensor, amplitude: Tensor) -> 
         $\tfrac12\langle G, C\rangle$ for a fixed $G = C^{-1}yy^\top C^{-1} - c\,C^{-1}$ over c outputs.
     """
     phi = features(model, x)
-    phi = phi * prior_precision(model, amplitude).rsqrt().to(phi)
+    phi = phi * prior_precision(model).rsqrt().to(phi)
     variance, target, outputs = _noise(model).square(), y.double(), y.shape[-1]
     with torch.no_grad():
         exact = phi.double()
@@ -150,50 +147,45 @@ class ClosedForm:
 
     Args:
         model: A network with a Gaussian likelihood. Its output weights are not used: they are integrated out.
-        x: Training inputs, (N, ...).
-        y: Training targets, (N, c).
-        amplitude: Prior standard deviation a of f: the output weights have variance a²/K.
-        chunk: Rows that are processed at a time.
+        x: Training inputs, (N, ...); or a loader of (x, y).
+        y: Training targets, (N, c); None with a loader.
+        chunk: Rows of a tensor that are processed at a time.
 
     Attributes:
-        mean: Posterior mean of the output weights, (K, c), float64; the last row is the bias where there is one.
+        mean: Posterior mean of the output weights, amplitude included, (K, c), float64; the bias, if any, is the last row.
         factor: Lower Cholesky factor of the posterior precision, (K, K).
         log_marginal_likelihood: Evidence of the training data.
         statistics: What is kept of the training data.
     """
 
-    def __init__(
-        self, model: Model, x: Tensor, y: Tensor, *, amplitude: float | Tensor = 1.0, chunk: int = CHUNK
-    ) -> None:
+    def __init__(self, model: Model, x: Any, y: Tensor | None = None, *, chunk: int = CHUNK) -> None:
         check_model(model)
         if not isinstance(model.likelihood, Gaussian):
             raise ValueError("ClosedForm needs a Gaussian likelihood; for classes use ClosedFormClassifier.")
-        check_data(model, x, y)
         with torch.no_grad():
-            self._solve(model, Statistics.of(model, x, y, chunk), float(amplitude))
+            self._solve(model, Statistics.of(Batches(model, x, y, size=chunk)))
 
     @classmethod
-    def from_statistics(cls, model: Model, statistics: Statistics, *, amplitude: float = 1.0) -> "ClosedForm":
+    def from_statistics(cls, model: Model, statistics: Statistics) -> "ClosedForm":
         """The posterior from sums over the training data, without the data."""
         posterior = cls.__new__(cls)
-        posterior._solve(model, statistics, amplitude)
+        posterior._solve(model, statistics)
         return posterior
 
     @torch.no_grad()
-    def _solve(self, model: Model, statistics: Statistics, amplitude: float) -> None:
-        self.model, self.statistics, self.amplitude = model, statistics, amplitude
+    def _solve(self, model: Model, statistics: Statistics) -> None:
+        self.model, self.statistics = model, statistics
         self.noise = _noise(model)
-        prior = prior_precision(model, torch.tensor(amplitude, dtype=torch.float64).to(self.noise))
+        prior = prior_precision(model)
         self.factor = cholesky(statistics.gram / self.noise.square() + torch.diag(prior))
         self.mean = torch.cholesky_solve(statistics.projection / self.noise.square(), self.factor)
         self.log_marginal_likelihood = float(statistics.log_marginal(prior, self.noise))
 
-    def update(self, x: Tensor, y: Tensor, *, chunk: int = CHUNK) -> None:
+    def update(self, x: Any, y: Tensor | None = None, *, chunk: int = CHUNK) -> None:
         """Takes in more rows: the posterior is then that of all rows so far."""
-        check_data(self.model, x, y)
         with torch.no_grad():
-            more = Statistics.of(self.model, x, y, chunk)
-        self._solve(self.model, self.statistics + more, self.amplitude)
+            more = Statistics.of(Batches(self.model, x, y, size=chunk))
+        self._solve(self.model, self.statistics + more)
 
     @torch.no_grad()
     def _half(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,9 +193,10 @@ class ClosedForm:
         phi = features(self.model, x).double()
         return phi, torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
 
+    @over_batches
     @torch.no_grad()
     def predict(self, x: Tensor) -> GaussianPredictive:
-        """Mean and variance of f at each input."""
+        """Mean and variance of f at each input of a tensor or of a loader."""
         phi, half = self._half(x)
         mean = phi @ self.mean
         return GaussianPredictive(mean, half.square().sum(0)[:, None].expand_as(mean), self.noise)
@@ -225,9 +218,10 @@ class ClosedForm:
         return features(self.model, x).double() @ weights
 
 
-def _log_prior(model: Model, log_amplitude: Tensor, std: float) -> Tensor:
+def _log_prior(model: Model, std: float) -> Tensor:
     """Log density, up to a constant, of what ``tune_marginal`` moves, but for the features."""
     scale, log_noise = model.layer.log_lengthscale.double(), torch.log(_noise(model))
+    log_amplitude = model.output.log_amplitude.double()
     squares = (scale - scale.mean()).square().sum() + (log_noise - math.log(0.3)).square() + log_amplitude.square()
     return -0.5 * squares / std**2
 
@@ -237,12 +231,31 @@ def _push_back(model: Model, x: Tensor, y: Tensor, statistics: Statistics, chunk
     gram, projection = statistics.gram.grad, statistics.projection.grad
     assert gram is not None
     assert projection is not None
-    for xb, yb in batches(x, y, size=chunk):
+    for xb, yb in Batches(model, x, y, size=chunk):
         phi = features(model, xb)
         # d/dΦ of <G', Φ'Φ> + <B', Φ'y>, for a symmetric G'.
         push = 2 * phi.detach() @ gram.to(phi) + yb.to(phi) @ projection.to(phi).mT
         if phi.requires_grad:
             phi.backward(push)
+
+
+def _evidence_gradient(model: Model, x: Tensor, y: Tensor, prior_std: float, chunk: int) -> float:
+    """Log marginal likelihood and log prior, whose negative gradient is left in the parameters."""
+    statistics = None
+    if fewer_rows(model, x):
+        value, slope = dual_log_marginal(model, x, y)
+    else:
+        with torch.no_grad():
+            statistics = Statistics.of(Batches(model, x, y, size=chunk))
+        statistics.gram.requires_grad_()
+        statistics.projection.requires_grad_()
+        slope = statistics.log_marginal(prior_precision(model), _noise(model))
+        value = slope.item()
+    prior = _log_prior(model, prior_std)
+    (-slope - prior).backward()
+    if statistics is not None:
+        _push_back(model, x, y, statistics, chunk)
+    return value + prior.item()
 
 
 def tune_marginal(
@@ -252,15 +265,14 @@ def tune_marginal(
     *,
     steps: int = 200,
     lr: float = 0.05,
-    amplitude: float = 1.0,
     train_features: bool = False,
     prior_std: float = math.inf,
     chunk: int = CHUNK,
-) -> tuple[float, list[float]]:
+) -> list[float]:
     """Type-II maximum likelihood: raises the log marginal likelihood of the closed form by Adam, in place.
 
-    The lengthscale(s), the noise and the amplitude move; with ``train_features`` the weights, biases and extractor too.
-    The gradient streams over chunks as the statistics do: one pass for Φ'Φ and Φ'y, one to push their gradients back. With fewer
+    The model's lengthscale(s), noise and amplitude move; with ``train_features`` the weights, biases and extractor too. The
+    gradient streams over chunks as the statistics do: one pass for Φ'Φ and Φ'y, one to push their gradients back. With fewer
     rows than units the dual form serves instead.
 
     With few rows for each column the marginal likelihood alone overfits. A finite ``prior_std`` adds normal priors of that standard
@@ -268,37 +280,27 @@ def tune_marginal(
     standard deviation 1).
 
     Returns:
-        The amplitude and the log marginal likelihood before each step, with the log prior up to a constant.
+        The log marginal likelihood before each step, with the log prior up to a constant.
     """
     check_data(model, x, y)
     if not prior_std > 0:
         raise ValueError(f"The prior_std parameter must be positive, got {prior_std!r} instead.")
     if not isinstance(model.likelihood, Gaussian):
         raise ValueError("tune_marginal needs a Gaussian likelihood.")
-    log_amplitude = torch.tensor(math.log(amplitude), dtype=torch.float64, device=x.device, requires_grad=True)
     tuned = [model.layer.log_lengthscale]
     if train_features:
         tuned += [p for p in (*model.extractor.parameters(), model.layer.weight, model.layer.bias) if p is not None]
     tuned = [p for p in tuned if p.requires_grad]
-    optimizer = torch.optim.Adam([*tuned, model.likelihood.log_noise, log_amplitude], lr=lr)
+    log_amplitude = model.output.log_amplitude
+    held = not log_amplitude.requires_grad
+    optimizer = torch.optim.Adam([*tuned, model.likelihood.log_noise, log_amplitude.requires_grad_(True)], lr=lr)
     history = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        statistics = None
-        if fewer_rows(model, x):
-            value, slope = dual_log_marginal(model, x, y, log_amplitude.exp())
-        else:
-            with torch.no_grad():
-                statistics = Statistics.of(model, x, y, chunk)
-            statistics.gram.requires_grad_()
-            statistics.projection.requires_grad_()
-            slope = statistics.log_marginal(prior_precision(model, log_amplitude.exp()), model.likelihood.noise)
-            value = slope.item()
-        prior = _log_prior(model, log_amplitude, prior_std)
-        (-slope - prior).backward()
-        if statistics is not None:
-            _push_back(model, x, y, statistics, chunk)
-        optimizer.step()
-        history.append(value + prior.item())
-    model.zero_grad()
-    return log_amplitude.exp().item(), history
+    try:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            history.append(_evidence_gradient(model, x, y, prior_std, chunk))
+            optimizer.step()
+    finally:
+        model.zero_grad()
+        log_amplitude.requires_grad_(not held)
+    return history

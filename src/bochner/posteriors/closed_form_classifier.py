@@ -1,39 +1,47 @@
 """The output layer's posterior for classes, given the features: Laplace's, around the mode of a convex log joint."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bochner.likelihoods import Categorical
+from bochner.loaders import Batches, over_batches
 from bochner.models import Model
 from bochner.posteriors.closed_form import CHUNK, cholesky, features, prior_precision
 from bochner.predictive import CategoricalPredictive, Predictive
-from bochner.validation import check_data, check_model
+from bochner.validation import check_model
 
 KEPT = 2**26  # numbers of float64 in half a GiB
 
 
 class FeatureRows:
-    """The features of all training rows in pieces, in float64, again and again: kept while they take at most half a GiB.
+    """What is computed from the training rows, in pieces, again and again: kept while it takes at most half a GiB.
 
     Args:
-        features: Features of some rows.
-        x: All rows.
-        width: How many features there are.
-        size: Rows of a piece.
+        compute: Features of a piece of rows, with what belongs to them.
+        pieces: All rows, in pieces.
     """
 
-    def __init__(self, features: Callable[[Tensor], Tensor], x: Tensor, width: int, size: int) -> None:
-        self.features, self.pieces, self.size = features, x.split(size), size
-        self.kept: list[Tensor] | None = None
-        if len(x) * width <= KEPT:
-            self.kept = list(self)
+    def __init__(self, compute: Callable[[Any], Any], pieces: Iterable[Any]) -> None:
+        self.compute, self.pieces = compute, pieces
+        self.kept: list[Any] | None = None
+        kept, size = [], 0
+        for computed in self:
+            kept.append(computed)
+            size += (computed if isinstance(computed, Tensor) else computed[0]).numel()
+            if size > KEPT:
+                return
+        self.kept = kept
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.kept) if self.kept is not None else (self.features(x).double() for x in self.pieces)
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.kept) if self.kept is not None else map(self.compute, self.pieces)
+
+
+LabelledRows = Iterable[tuple[Tensor, Tensor]]  # features and labels, in pieces
 
 
 class ClosedFormClassifier:
@@ -45,9 +53,9 @@ class ClosedFormClassifier:
 
     Args:
         model: A network with a Categorical likelihood.
-        x: Training inputs, (N, ...).
-        y: Class labels, (N,).
-        amplitude: Prior standard deviation of each output.
+        x: Training inputs, (N, ...); or a loader of (x, y). A loader is gone through many times where the features of its rows
+            take more than half a GiB, and must give the same rows each time: no augmentation here.
+        y: Class labels, (N,); None with a loader.
         samples: Draws of the outputs that predictions average over.
         steps: Most iterations of L-BFGS.
         full_limit: Largest K·c with a joint precision matrix.
@@ -58,10 +66,9 @@ class ClosedFormClassifier:
     def __init__(
         self,
         model: Model,
-        x: Tensor,
-        y: Tensor,
+        x: Any,
+        y: Tensor | None = None,
         *,
-        amplitude: float = 1.0,
         samples: int = 100,
         steps: int = 100,
         full_limit: int = 4000,
@@ -71,21 +78,21 @@ class ClosedFormClassifier:
         check_model(model)
         if not isinstance(model.likelihood, Categorical):
             raise ValueError("ClosedFormClassifier needs a Categorical likelihood; for regression use ClosedForm.")
-        check_data(model, x, y)
+        self.batches = Batches(model, x, y, size=chunk)
         self.model, self.samples = model, samples
         self.seed = int(torch.randint(2**31, (), generator=generator, device=generator.device if generator else None))
         self.classes = model.output.out_features
-        prior = prior_precision(model, torch.tensor(amplitude, dtype=torch.float64, device=x.device))
         with torch.no_grad():
-            rows = FeatureRows(lambda part: features(model, part), x, len(prior), chunk)
-            self.mean = self._mode(rows, y, prior, steps)
+            prior = prior_precision(model)
+            rows = FeatureRows(lambda pair: (features(model, pair[0]).double(), pair[1].long()), self.batches)
+            self.mean = self._mode(rows, prior, steps)
             self.full = self.mean.numel() <= full_limit
             precision = self._precision(rows, prior)
             # One class at a time: libraries treat batches of matrices as small ones.
             self.factor = cholesky(precision) if self.full else torch.stack([cholesky(block) for block in precision])
             # With the joint precision at hand Newton's method finishes what L-BFGS left.
             for _ in range(3 if self.full else 0):
-                gradient = self._loss_and_gradient(self.mean, rows, y, prior)[1].mT.reshape(-1, 1)
+                gradient = self._loss_and_gradient(self.mean, rows, prior)[1].mT.reshape(-1, 1)
                 step = torch.cholesky_solve(gradient, self.factor)
                 self.mean = self.mean - step.reshape(self.mean.mT.shape).mT
                 if float(step.abs().max()) < 1e-6:  # its square is the error of the next
@@ -108,13 +115,13 @@ class ClosedFormClassifier:
         posterior.classes, posterior.samples, posterior.seed, posterior.full = classes, samples, seed, factor.ndim == 2
         return posterior
 
-    def _mode(self, rows: FeatureRows, y: Tensor, prior: Tensor, steps: int) -> Tensor:
+    def _mode(self, rows: LabelledRows, prior: Tensor, steps: int) -> Tensor:
         """Maximum a posteriori output weights, (K, c), float64."""
-        bound = torch.diag(prior)
-        for phi in rows:
+        bound = torch.zeros(len(prior), len(prior), dtype=torch.float64, device=prior.device)
+        for phi, _ in rows:
             bound = bound + 0.5 * phi.mT @ phi
-        bound = cholesky(bound)
-        weights = torch.zeros(len(prior), self.classes, dtype=torch.float64, device=y.device)
+        bound = cholesky(self.batches.over_processes(bound) + torch.diag(prior))
+        weights = torch.zeros(len(prior), self.classes, dtype=torch.float64, device=prior.device)
         v = weights.clone().requires_grad_()
         optimizer = torch.optim.LBFGS(
             [v], max_iter=steps, line_search_fn="strong_wolfe", tolerance_grad=1e-8, tolerance_change=1e-12
@@ -122,7 +129,7 @@ class ClosedFormClassifier:
 
         def closure() -> Tensor:
             w = torch.linalg.solve_triangular(bound.mT, v.detach(), upper=True)
-            loss, grad = self._loss_and_gradient(w, rows, y, prior)
+            loss, grad = self._loss_and_gradient(w, rows, prior)
             v.grad = torch.linalg.solve_triangular(bound, grad, upper=False).contiguous()
             return loss
 
@@ -130,20 +137,21 @@ class ClosedFormClassifier:
             optimizer.step(closure)
         return torch.linalg.solve_triangular(bound.mT, v.detach(), upper=True)
 
-    def _loss_and_gradient(self, w: Tensor, rows: FeatureRows, y: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss_and_gradient(self, w: Tensor, rows: LabelledRows, prior: Tensor) -> tuple[Tensor, Tensor]:
         """Minus the log joint of the output weights (K, c), up to a constant, and its gradient."""
-        loss, grad = 0.5 * (prior[:, None] * w.square()).sum(), prior[:, None] * w
-        for phi, yb in zip(rows, y.long().split(rows.size), strict=True):
+        loss, grad = w.new_zeros(()), torch.zeros_like(w)
+        for phi, y in rows:
             log_p = torch.log_softmax(phi @ w, -1)
-            loss = loss - log_p.gather(-1, yb[:, None]).sum()
-            grad = grad + phi.mT @ (log_p.exp() - torch.nn.functional.one_hot(yb, w.shape[-1]))
-        return loss, grad
+            loss = loss - log_p.gather(-1, y[:, None]).sum()
+            grad = grad + phi.mT @ (log_p.exp() - torch.nn.functional.one_hot(y, w.shape[-1]))
+        loss, grad = self.batches.over_processes(loss), self.batches.over_processes(grad)
+        return loss + 0.5 * (prior[:, None] * w.square()).sum(), grad + prior[:, None] * w
 
-    def _precision(self, rows: FeatureRows, prior: Tensor) -> Tensor:
+    def _precision(self, rows: LabelledRows, prior: Tensor) -> Tensor:
         """Σ φφ' ⊗ (diag p − pp') + Λ: (cK, cK), or its class blocks (c, K, K)."""
         k, c = self.mean.shape
         blocks = torch.zeros((c * k, c * k) if self.full else (c, k, k), dtype=torch.float64, device=prior.device)
-        for phi in rows:
+        for phi, _ in rows:
             p = torch.softmax(phi @ self.mean, -1)
             if not self.full:
                 for j in range(c):
@@ -153,6 +161,7 @@ class ClosedFormClassifier:
                 for j in range(i, c):
                     weight = p[:, i] * (float(i == j) - p[:, j])
                     blocks[i * k : (i + 1) * k, j * k : (j + 1) * k] += phi.mT @ (phi * weight[:, None])
+        blocks = self.batches.over_processes(blocks)
         if not self.full:
             return blocks + torch.diag(prior)
         upper = blocks.triu()
@@ -171,6 +180,7 @@ class ClosedFormClassifier:
         half = torch.linalg.solve_triangular(self.factor, wide, upper=False)
         return phi @ self.mean, torch.einsum("ikn,jkn->nij", half, half)
 
+    @over_batches
     @torch.no_grad()
     def predict(self, x: Tensor, *, chunk: int = 1024) -> Predictive:
         """Class probabilities, averaged over Gaussian draws of the outputs."""

@@ -1,6 +1,7 @@
 """Structures of the Gauss–Newton matrix of a network: Kronecker-factored, diagonal and full. See ``laplace`` for the formulas."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,8 +39,12 @@ class Curvature(ABC):
         """Turns sums over ``count`` rows into what sampling and prediction need."""
 
     @abstractmethod
-    def with_prior(self, state: list[Any], multiplier: float) -> list[Any]:
-        """What ``finish`` gives where the prior precision of every weight is ``multiplier`` times as large."""
+    def with_prior(self, state: list[Any], multipliers: Sequence[float]) -> list[Any]:
+        """What ``finish`` gives where the prior precision of each layer's weights is its multiplier times as large."""
+
+    @abstractmethod
+    def log_volume(self, state: list[Any], multipliers: Sequence[float]) -> Tensor:
+        """Half the log determinant of the precision less that of the prior's, (E,): what the data tell of the weights, in nats."""
 
     @abstractmethod
     def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
@@ -96,11 +101,17 @@ class Kron(Curvature):
             state.append(tuple(t.contiguous() for t in part))
         return state
 
-    def with_prior(self, state: list[Any], multiplier: float) -> list[Any]:
+    def with_prior(self, state: list[Any], multipliers: Sequence[float]) -> list[Any]:
         """The eigenbases stay: in units of the prior the precision of a pair is ba + m instead of ba + 1."""
         if self.damping != "exact":
             raise ValueError("The prior can be chosen under damping='exact' alone: 'pi' mixes it with the factors.")
-        return [(u_b, u_a, (v.reciprocal() - 1 + multiplier).reciprocal()) for u_b, u_a, v in state]
+        pairs = zip(state, multipliers, strict=True)
+        return [(u_b, u_a, (v.reciprocal() - 1 + m).reciprocal()) for (u_b, u_a, v), m in pairs]
+
+    def log_volume(self, state: list[Any], multipliers: Sequence[float]) -> Tensor:
+        """−½ Σ log(v m), with v the variance of a pair in units of the prior at multiplier 1."""
+        parts = [-0.5 * (v.double() * m).log().sum((-2, -1)) for (_, _, v), m in zip(state, multipliers, strict=True)]
+        return torch.stack(parts).sum(0)
 
     def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
         """U_B (z / √precision) U_A'."""
@@ -131,12 +142,19 @@ class Diagonal(Curvature):
             ((square + tap.precisions(square)).reciprocal(),) for tap, (square,) in zip(self.layers, total, strict=True)
         ]
 
-    def with_prior(self, state: list[Any], multiplier: float) -> list[Any]:
+    def with_prior(self, state: list[Any], multipliers: Sequence[float]) -> list[Any]:
         """More precision of every weight."""
         return [
-            ((v.reciprocal() + (multiplier - 1) * tap.precisions(v)).reciprocal(),)
-            for tap, (v,) in zip(self.layers, state, strict=True)
+            ((v.reciprocal() + (m - 1) * tap.precisions(v)).reciprocal(),)
+            for tap, (v,), m in zip(self.layers, state, multipliers, strict=True)
         ]
+
+    def log_volume(self, state: list[Any], multipliers: Sequence[float]) -> Tensor:
+        """−½ Σ log(v m τ), with v the variance of a weight."""
+        parts = zip(self.layers, state, multipliers, strict=True)
+        return torch.stack(
+            [-0.5 * (v.double() * (m * tap.precisions(v))).log().sum((-2, -1)) for tap, (v,), m in parts]
+        ).sum(0)
 
     def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
         """Independent normal numbers."""
@@ -173,18 +191,24 @@ class Full(Curvature):
     def finish(self, total: list[Any], count: int) -> list[Any]:  # noqa: ARG002
         """Cholesky factor of the precision."""
         ((ggn,),) = total
-        return [torch.linalg.cholesky(ggn + torch.diag(self._prior(ggn)))]
+        self.ggn = ggn
+        return self.with_prior([], [1.0] * len(self.layers))
 
-    def _prior(self, like: Tensor) -> Tensor:
+    def _prior(self, multipliers: Sequence[float]) -> Tensor:
         """Prior precision of every weight."""
-        sizes = zip(self.layers, self.shapes, strict=True)
-        return torch.cat([tap.precisions(like.new_zeros(fan_in)).repeat(out) for tap, (out, fan_in) in sizes])
+        parts = zip(self.layers, self.shapes, multipliers, strict=True)
+        return torch.cat(
+            [m * tap.precisions(self.ggn.new_zeros(fan_in)).repeat(out) for tap, (out, fan_in), m in parts]
+        )
 
-    def with_prior(self, state: list[Any], multiplier: float) -> list[Any]:
+    def with_prior(self, state: list[Any], multipliers: Sequence[float]) -> list[Any]:  # noqa: ARG002
         """A new factor."""
+        return [torch.linalg.cholesky(self.ggn + torch.diag(self._prior(multipliers)))]
+
+    def log_volume(self, state: list[Any], multipliers: Sequence[float]) -> Tensor:
+        """Σ log of the factor's diagonal, less half that of the prior."""
         (factor,) = state
-        more = (multiplier - 1) * self._prior(factor)
-        return [torch.linalg.cholesky(factor @ factor.mT + torch.diag(more))]
+        return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * self._prior(multipliers).log().sum()
 
     def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
         """L⁻ᵀz, cut into layers."""

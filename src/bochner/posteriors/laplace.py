@@ -17,8 +17,14 @@ products and no Jacobian. A convolution sums over its positions, so that $G$ is 
 The lengthscale and the noise stay outside: they are point estimates here.
 
 The prior that a network was trained with is often far too wide for its weights: linearised predictions then are too unsure.
-``tune_prior`` multiplies the precision of all weights by a factor that suits held-out rows. Eigenbases do not depend on it, so
-trying another factor costs one prediction.
+``tune_prior`` multiplies the precision of all weights, or that of each layer, by a factor m that suits held-out rows; or, without
+any, by the one with the largest marginal likelihood,
+
+$$ \log p(y) \approx \log p(y \mid \theta^*) - \tfrac12 \sum_l m_l \|\theta^*_l\|^2_{\tau_l}
+   - \tfrac12 \log |H| + \tfrac12 \log |m\tau| , $$
+
+which is exact for a linear network with Gaussian noise. Eigenbases do not depend on m, so trying another one costs one prediction,
+or none. For classes held-out rows also choose a temperature, by which the outputs of every draw are divided.
 
 A list of networks of one shape is treated as one stack: every array then has a leading dimension E, and nothing loops over
 the members.
@@ -29,19 +35,26 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+from scipy.optimize import minimize_scalar
 from torch import Tensor
-from torch.func import stack_module_state, vmap
+from torch.func import functional_call, stack_module_state, vmap
+from torch.utils._pytree import tree_map
 
 from bochner.activations import unknown
+from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian
+from bochner.loaders import Batches, over_batches
 from bochner.models import Model
-from bochner.posteriors.closed_form import batches
 from bochner.posteriors.curvature import Curvature, Diagonal, Full, Kron, normal
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
-from bochner.posteriors.taps import Listener, likelihood_root, taps, unit_cotangents
-from bochner.predictive import GaussianPredictive, Predictive, not_spoken_against
+from bochner.posteriors.taps import Listener, Tap, likelihood_root, taps, unit_cotangents
+from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive, not_spoken_against
 from bochner.validation import as_stack, check_data
 
+CHUNK = 256  # held-out rows that are processed at a time
+TEMPERATURE_SPREAD = (
+    0.5  # prior standard deviation of the log temperature: most networks are within a factor of two of 1
+)
 MULTIPLIERS = tuple(10.0 ** (k / 2) for k in range(-4, 13))  # of the prior precision that are tried: 0.01 to a million
 
 
@@ -51,98 +64,191 @@ class Laplace:
     Args:
         model: The network at its MAP estimate, or a list of networks of one shape. Dropout and BatchNorm act as in
             evaluation from here on.
-        x: Training inputs, (N, ...), or one set for each network, (E, N, ...): all rows, streamed in chunks.
-        y: Training targets, with the same leading dimensions. They do not enter the curvature, only the checks.
+        x: Training inputs, (N, ...), or one set for each network, (E, N, ...): all rows, streamed in chunks. Or a loader of (x, y).
+        y: Training targets, with the same leading dimensions; None with a loader. They enter the marginal likelihood alone.
         structure: "kfac", "diagonal", "full" (small networks) or "last_layer" (full, on the output layer alone).
+        prior: Precision of the extractor's weights before ``tune_prior``: "trained", that of the model; or "fan_in", that times the
+            number of a layer's inputs, which suits layers of very different widths.
         damping: How the prior joins A ⊗ B under "kfac": "exact" in the eigenbasis, or "pi", the factored
             (A + π) ⊗ (B + 1/π), in units of the prior, with π² the ratio of mean eigenvalues.
-        chunk: Rows that are processed at a time.
+        chunk: Rows of a tensor that are processed at a time.
+
+    Attributes:
+        prior_multipliers: What the prior precision of each covered layer is multiplied by.
+        temperature: What the outputs of every draw are divided by, for classes.
     """
 
     def __init__(
         self,
         model: Model | Sequence[Model],
-        x: Tensor,
-        y: Tensor,
+        x: Any,
+        y: Tensor | None = None,
         *,
         structure: str = "kfac",
+        prior: Literal["trained", "fan_in"] = "trained",
         damping: Literal["exact", "pi"] = "exact",
         chunk: int = 512,
     ) -> None:
         kinds: dict[str, type[Curvature]] = {"kfac": Kron, "diagonal": Diagonal, "full": Full, "last_layer": Full}
         if structure not in kinds:
             raise ValueError(unknown("structure", structure, kinds))
-        if damping not in ("exact", "pi"):
-            raise ValueError(f"The damping parameter must be 'exact' or 'pi', got {damping!r} instead.")
+        for name, value, options in (("damping", damping, ("exact", "pi")), ("prior", prior, ("trained", "fan_in"))):
+            if value not in options:
+                raise ValueError(
+                    f"The {name} parameter must be {options[0]!r} or {options[1]!r}, got {value!r} instead."
+                )
         models = as_stack(model)
         self.single = isinstance(model, Model)
         self.model = models[0]
-        self.own_data = y.ndim == (3 if isinstance(self.model.likelihood, Gaussian) else 2)
-        for i, member in enumerate(models):
-            check_data(member.eval(), x[i] if self.own_data else x, y[i] if self.own_data else y)
+        self.own_data = y is not None and y.ndim == (3 if isinstance(self.model.likelihood, Gaussian) else 2)
+        for member in models:
+            member.eval()
+        if self.own_data:
+            for i, member in enumerate(models):
+                check_data(member, x[i], y[i])  # pyright: ignore[reportOptionalSubscript]
         self.parameters, self.buffers = stack_module_state(models)  # pyright: ignore[reportArgumentType]
         self.parameters = {name: p.detach() for name, p in self.parameters.items()}
-        layers = taps(self.model)
-        self.layers = [t for t in layers if t.module is self.model.output] if structure == "last_layer" else layers
+        if structure == "last_layer":
+            self.layers = [Tap("output", self.model.output, float(self.model.layer.out_features), 1.0)]
+        else:
+            self.layers = taps(self.model, fan_in=prior == "fan_in")
         self.curvature = kinds[structure](self.layers, damping)
-        self.listener = Listener(self.model, self.layers, x[0] if self.own_data else x)
-        self.state = self._fit(x, chunk)
-        self._as_trained, self.prior_multiplier = self.state, 1.0
+        self.state = self._fit(x, y, chunk)
+        self._as_trained = self.state
+        self.prior_multipliers: list[float] = [1.0] * len(self.layers)
+        self.temperature = 1.0
 
-    def _fit(self, x: Tensor, chunk: int) -> list[Any]:
-        example = x[0] if self.own_data else x
+    def _fit(self, x: Any, y: Tensor | None, chunk: int) -> list[Any]:
+        """Sums the curvature and the log likelihood over all rows."""
+        batches: Any = Batches(self.model, x, y, size=chunk) if not self.own_data else None
+        pairs = batches if batches is not None else zip(x.split(chunk, 1), y.split(chunk, 1), strict=True)  # pyright: ignore
 
-        def statistics(parameters: Parameters, buffers: Parameters, xb: Tensor) -> list[Any]:
-            _, rows, grads = self.listener(parameters | buffers, xb, lambda p, f: likelihood_root(self.model, p, f))
-            return self.curvature.statistics(rows, grads)
+        def statistics(parameters: Parameters, buffers: Parameters, xb: Tensor, yb: Tensor) -> list[Any]:
+            numbers = parameters | buffers
+            f, rows, grads = self.listener(numbers, xb, lambda p, f: likelihood_root(self.model, p, f))
+            own = {n.removeprefix("likelihood."): v for n, v in numbers.items() if n.startswith("likelihood.")}
+            likelihood = functional_call(self.model.likelihood, own, (f.detach(), yb)).sum()
+            return [*self.curvature.statistics(rows, grads), (likelihood.double(), likelihood.new_ones(()) * len(xb))]
 
-        total: Any = None
-        stream = x.split(chunk, dim=1) if self.own_data else x.split(chunk)
-        for xb in stream:
-            part = vmap(statistics, in_dims=(0, 0, 0 if self.own_data else None))(self.parameters, self.buffers, xb)
-            total = (
-                part
-                if total is None
-                else [[a + b for a, b in zip(t, p, strict=True)] for t, p in zip(total, part, strict=True)]
+        member, total = (0 if self.own_data else None), None
+        for xb, yb in pairs:
+            if total is None:
+                self.listener = Listener(self.model, self.layers, xb[0] if self.own_data else xb)
+            part = vmap(statistics, in_dims=(0, 0, member, member))(self.parameters, self.buffers, xb, yb)
+            total = part if total is None else tree_map(torch.add, total, part)
+        if batches is not None:
+            total = tree_map(batches.over_processes, total)
+        *sums, (self.log_likelihood, count) = total  # pyright: ignore[reportGeneralTypeIssues]
+        return self.curvature.finish(sums, int(count.flatten()[0]))
+
+    def set_prior(self, multipliers: float | Sequence[float]) -> None:
+        """Makes the prior precision of covered weights that many times what it was: one factor, or one for each layer."""
+        every: list[float] = (
+            [multipliers] * len(self.layers) if isinstance(multipliers, int | float) else [*multipliers]
+        )
+        if len(every) != len(self.layers) or not all(isinstance(m, int | float) and 0 < m < math.inf for m in every):
+            raise ValueError(
+                f"The multipliers parameter must be one positive, finite number or {len(self.layers)}, got {multipliers!r} instead."
             )
-        return self.curvature.finish(total, example.shape[0])
+        self.state = self.curvature.with_prior(self._as_trained, every)
+        self.prior_multipliers = every
 
-    def set_prior(self, multiplier: float) -> None:
-        """Makes the prior precision of every covered weight ``multiplier`` times what the model says."""
-        if not isinstance(multiplier, int | float) or not 0 < multiplier < math.inf:
-            raise ValueError(f"The multiplier parameter must be positive and finite, got {multiplier!r} instead.")
-        self.state = self.curvature.with_prior(self._as_trained, multiplier)
-        self.prior_multiplier = multiplier
+    @property
+    def log_marginal_likelihood(self) -> Tensor:
+        """Laplace's approximation of the evidence under the present prior, (E,) or a number; see the module's page.
 
-    def tune_prior(self, x: Tensor, y: Tensor, *, multipliers: Sequence[float] = MULTIPLIERS) -> float:
-        """Chooses the multiplier of the prior precision by the log probability of rows that were not learnt from.
+        The model layer, where it is covered, counts as if its prior were Gaussian.
+        """
+        quadratic = torch.zeros_like(self.log_likelihood)
+        for tap, multiplier in zip(self.layers, self.prior_multipliers, strict=True):
+            weights = tap.weights(self.parameters).double()
+            quadratic = quadratic + multiplier * (tap.precisions(weights) * weights.square()).sum((-2, -1))
+        value = self.log_likelihood - 0.5 * quadratic - self.curvature.log_volume(self.state, self.prior_multipliers)
+        return self._members(value)
 
-        It is the smallest one, and so the posterior the widest, that these rows do not speak against by more than a standard error:
-        among rows like them a narrow posterior may do as well, elsewhere it is too sure.
+    def tune_prior(
+        self,
+        x: Any = None,
+        y: Tensor | None = None,
+        *,
+        per_layer: bool = False,
+        multipliers: Sequence[float] = MULTIPLIERS,
+    ) -> list[float]:
+        """Chooses the multipliers of the prior precision, and for classes the temperature.
+
+        With held-out rows the multiplier is the smallest one, and so the posterior the widest, that these rows do not speak
+        against by more than a standard error: among rows like them a narrow posterior may do as well, elsewhere it is too sure.
+        Without them it is the one with the largest marginal likelihood; the model layer, whose weights and phases are not
+        Gaussian, then keeps the prior that it has, and so does the temperature.
 
         Args:
-            x: Held-out inputs; a few hundred are enough.
-            y: Their targets.
+            x: Held-out inputs, a few hundred are enough; or a loader of (x, y). None for the marginal likelihood.
+            y: Their targets; None with a loader.
+            per_layer: Whether each layer then gets a multiplier of its own, one after the other: the best for these rows.
             multipliers: Those to try.
 
         Returns:
-            The multiplier that was chosen, which predictions then use. For a stack of networks it is one for all.
+            The multipliers, one for each covered layer, which predictions then use. A stack of networks shares them.
         """
-        check_data(self.model, x, y)
-        if len(x) < 2 or len(multipliers) == 0:
-            raise ValueError(
-                f"tune_prior needs at least two rows and one multiplier, got {len(x)} and {len(multipliers)} instead."
-            )
-
-        def held_out(multiplier: float) -> Tensor:
-            self.set_prior(multiplier)
-            generator = torch.Generator(x.device).manual_seed(0)
-            return self.predict(x, generator=generator).log_prob(y).double().reshape(-1, len(x)).mean(0)
-
         tried = sorted(multipliers)
-        logs = torch.stack([held_out(multiplier) for multiplier in tried])
-        self.set_prior(tried[int(not_spoken_against(logs).nonzero().min())])
-        return self.prior_multiplier
+        if not tried:
+            raise ValueError("The multipliers parameter must hold at least one number, got none.")
+        if x is None:
+            self._tune_by_evidence(tried, per_layer)
+        else:
+            self._tune_by_rows(list(Batches(self.model, x, y, size=CHUNK)), tried, per_layer)
+        return self.prior_multipliers
+
+    def _tune_by_evidence(self, tried: list[float], per_layer: bool) -> None:
+        gaussian = [i for i, tap in enumerate(self.layers) if not isinstance(tap.module, StationaryLayer)]
+        for group in [[i] for i in gaussian] if per_layer else [gaussian]:
+
+            def evidence(multiplier: float, group: list[int] = group) -> float:
+                every = [multiplier if i in group else m for i, m in enumerate(self.prior_multipliers)]
+                self.set_prior(every)
+                return float(self.log_marginal_likelihood.sum())
+
+            best = max(tried, key=evidence)
+            evidence(best)
+
+    def _tune_by_rows(self, rows: list[tuple[Tensor, Tensor]], tried: list[float], per_layer: bool) -> None:
+        count = sum(len(y) for _, y in rows)
+        if count < 2:
+            raise ValueError(f"tune_prior needs at least two held-out rows, got {count} instead.")
+
+        def held_out(multipliers: float | list[float]) -> tuple[Tensor, float]:
+            """Log probability of every row, and the temperature for it."""
+            self.set_prior(multipliers)
+            return self._suited([(self.output_moments(xb), yb) for xb, yb in rows])
+
+        found = [held_out(multiplier) for multiplier in tried]
+        smallest = int(not_spoken_against(torch.stack([logs for logs, _ in found])).nonzero().min())
+        every, self.temperature = [tried[smallest]] * len(self.layers), found[smallest][1]
+        for i in range(len(self.layers)) if per_layer else ():
+            others = {m: held_out([*every[:i], m, *every[i + 1 :]]) for m in tried}
+            every[i] = max(others, key=lambda m: float(others[m][0].mean()))
+            self.temperature = others[every[i]][1]
+        self.set_prior(every)
+
+    def _suited(self, moments: list[tuple[tuple[Tensor, Tensor], Tensor]]) -> tuple[Tensor, float]:
+        """Log probability of rows, and for classes the temperature under which they are most probable."""
+
+        def logs(temperature: float) -> Tensor:
+            parts = [self._from_moments(*own, temperature=temperature).log_prob(y) for own, y in moments]
+            return torch.cat([part.double().reshape(-1, part.shape[-1]).mean(0) for part in parts])
+
+        if isinstance(self.model.likelihood, Gaussian):
+            return logs(1.0), 1.0
+        count = sum(len(y) for _, y in moments)
+
+        def loss(log_temperature: float) -> float:
+            # Few rows, all of them right, would ask for any temperature.
+            prior = 0.5 * (log_temperature / TEMPERATURE_SPREAD) ** 2 / count
+            return prior - float(logs(math.exp(log_temperature)).mean())
+
+        best = minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded", options={"xatol": 0.01})
+        temperature = math.exp(float(best.x))  # pyright: ignore[reportAttributeAccessIssue]
+        return logs(temperature), temperature
 
     def sample_weights(self, num: int, *, generator: torch.Generator | None = None) -> Parameters:
         """Draws of the named parameters of the covered layers, each (num, E, ...)."""
@@ -167,6 +273,7 @@ class Laplace:
 
         return self._predictive(outputs())
 
+    @torch.no_grad()
     def output_moments(self, x: Tensor, *, chunk: int = 256, own: bool = False) -> tuple[Tensor, Tensor]:
         """Mean (E, n, c) and covariance (E, n, c, c) of the linearised outputs at (n, ...), or at (E, n, ...) with ``own``."""
         self.model.eval()
@@ -177,10 +284,11 @@ class Laplace:
 
         parts = [
             vmap(moments, in_dims=(0, 0, 0, 0 if own else None))(self.parameters, self.buffers, self.state, xb)
-            for xb in (x.split(chunk, dim=1) if own else (b for (b,) in batches(x, size=chunk)))
+            for xb in x.split(chunk, dim=1 if own else 0)
         ]
         return torch.cat([f for f, _ in parts], 1), torch.cat([v for _, v in parts], 1)
 
+    @over_batches
     @torch.no_grad()
     def predict(
         self,
@@ -194,20 +302,34 @@ class Laplace:
         """Prediction of the linearised network: Gaussian for regression, averaged over draws of the outputs for classes.
 
         Args:
-            x: Inputs, (n, ...), or with ``own`` one set for each network, (E, n, ...).
+            x: Inputs, (n, ...), or with ``own`` one set for each network, (E, n, ...); or a loader.
             samples: Draws of the outputs for classes.
             chunk: Rows that are processed at a time.
             own: Whether each network of the stack has its own inputs.
-            generator: Source of randomness.
+            generator: Source of the draws; the same ones every time by default.
         """
-        mean, covariance = self.output_moments(x, chunk=chunk, own=own)
+        options: Any = {"samples": samples, "generator": generator, "temperature": self.temperature}
+        return self._from_moments(*self.output_moments(x, chunk=chunk, own=own), **options)
+
+    @torch.no_grad()
+    def _from_moments(
+        self,
+        mean: Tensor,
+        covariance: Tensor,
+        *,
+        temperature: float,
+        samples: int = 100,
+        generator: torch.Generator | None = None,
+    ) -> Predictive:
+        """The prediction from mean (E, n, c) and covariance (E, n, c, c) of the outputs."""
         if isinstance(self.model.likelihood, Gaussian):
             mean, variance = self._members(mean), self._members(covariance.diagonal(dim1=-2, dim2=-1))
             return GaussianPredictive(mean, variance, self._noise())
+        generator = torch.Generator(mean.device).manual_seed(0) if generator is None else generator
         jitter = 1e-9 * torch.eye(mean.shape[-1], dtype=torch.float64, device=mean.device)
         factor = torch.linalg.cholesky(covariance.double() + jitter)
         draws = (mean + (factor @ normal((*mean.shape, 1), factor, generator))[..., 0].to(mean) for _ in range(samples))
-        return self._predictive(draws)
+        return CategoricalPredictive.from_logits(self._members(draw) / temperature for draw in draws)
 
     def _members(self, value: Tensor) -> Tensor:
         """Drops the stack's dimension for a single network."""

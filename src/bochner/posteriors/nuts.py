@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bochner.activations import link
 from bochner.frequencies import draw
-from bochner.layers import layer_log_prior
+from bochner.layers import amplitude_log_prior, layer_log_prior
 from bochner.likelihoods import Gaussian, categorical_log_likelihood, gaussian_log_likelihood, noise_log_prior
 from bochner.models import Model
 from bochner.posteriors.mixture import drawn_outputs, mixture
@@ -55,10 +55,15 @@ def affine(model: Model, parameters: Arrays) -> tuple[Any, Any]:
     return slope, activation.unit * (link(bias, JAX) if activation.bias == "uniform" else bias) + activation.shift
 
 
+def output_weight(parameters: Arrays) -> Any:
+    """Weights of the output layer, (c, K), amplitude included."""
+    return jnp.exp(parameters["output.log_amplitude"]) * parameters["output.weight"]
+
+
 def output(model: Model, parameters: Arrays, features: Any) -> Any:
     """F at the extractor's features, (n, d) to (n, c)."""
     slope, intercept = affine(model, parameters)
-    f = model.layer.activation.wave(features @ slope.T + intercept, JAX) @ parameters["output.weight"].T
+    f = model.layer.activation.wave(features @ slope.T + intercept, JAX) @ output_weight(parameters).T
     return f + parameters["output.bias"] if "output.bias" in parameters else f
 
 
@@ -75,6 +80,7 @@ def log_prior(model: Model, parameters: Arrays, *, jacobian: bool) -> Any:
         xp=JAX,
     )
     total = total + jnp.sum(normal_log_prob(parameters["output.weight"], layer.out_features))
+    total = total + amplitude_log_prior(parameters["output.log_amplitude"], jacobian=jacobian, xp=JAX)
     if "output.bias" in parameters:
         total = total + jnp.sum(normal_log_prob(parameters["output.bias"], 1.0))
     if isinstance(model.likelihood, Gaussian):
@@ -132,8 +138,8 @@ def initial(model: Model, chains: int, seed: int) -> dict[str, np.ndarray]:
             values["layer.bias"] = torch.logit((bias / math.pi + 1) / 2) if layer.activation.bias == "uniform" else bias
         shape = values["output.weight"].shape
         values["output.weight"] = torch.randn(shape, generator=generator, dtype=torch.float64) / layer.out_features**0.5
-        for name in values:
-            if name.endswith(("log_lengthscale", "log_noise")):
+        for name in parameter_names(model):
+            if name.endswith(("log_lengthscale", "log_noise", "log_amplitude")):
                 values[name] = values[name] + 0.2 * torch.randn(
                     values[name].shape, generator=generator, dtype=torch.float64
                 )

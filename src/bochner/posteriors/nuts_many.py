@@ -14,7 +14,18 @@ from torch import Tensor
 
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
-from bochner.posteriors.nuts import JAX, Sampled, affine, arrays, check_counts, held, initial, log_likelihood, log_prior
+from bochner.posteriors.nuts import (
+    JAX,
+    Sampled,
+    affine,
+    arrays,
+    check_counts,
+    held,
+    initial,
+    log_likelihood,
+    log_prior,
+    output_weight,
+)
 from bochner.validation import check_data
 
 Unravel = Callable[[Any], dict[str, Any]]
@@ -126,7 +137,7 @@ def _parts(model: Model, unravel: Unravel, size: int, units: int) -> Callable[[A
         p = fixed | unravel(position[:size])
         slope, intercept = affine(model, p)
         slope, intercept = jnp.pad(slope, ((0, missing), (0, 0))), jnp.pad(intercept, (0, missing))
-        head = jnp.pad(p["output.weight"], ((0, 0), (0, missing)))
+        head = jnp.pad(output_weight(p), ((0, 0), (0, missing)))
         bias = p.get("output.bias", jnp.zeros(model.output.out_features))
         log_noise = p.get("likelihood.log_noise", jnp.zeros(()))
         prior = log_prior(model, p, jacobian=True) - 0.5 * jnp.sum(position[size:] ** 2)

@@ -5,17 +5,19 @@ columns of $D$. The posterior is $\mathrm{N}(\bar\theta, \tfrac12\Sigma_\mathrm{
 
 $$ \theta = \bar\theta + \tfrac{1}{\sqrt2}\,\sigma \odot z_1 + \tfrac{1}{\sqrt{2(M-1)}}\, D z_2 . $$
 
-The lengthscale and the noise stay at their MAP estimates.
+The lengthscale, the amplitude and the noise stay at their MAP estimates.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from bochner.likelihoods import Gaussian
+from bochner.loaders import Batches, over_batches, workers
 from bochner.models import Model
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.predictive import Predictive
@@ -35,8 +37,8 @@ class Swag:
 
     Args:
         model: Network at its MAP estimate, or a list of them.
-        x: Training inputs, (N, ...).
-        y: Training targets.
+        x: Training inputs, (N, ...); or a loader of (x, y).
+        y: Training targets; None with a loader.
         lr: Constant learning rate of SGD, one number or one for each network.
         epochs: Epochs, and so snapshots, to collect.
         rank: Number M of deviations kept.
@@ -49,8 +51,8 @@ class Swag:
     def __init__(
         self,
         model: Model | Sequence[Model],
-        x: Tensor,
-        y: Tensor,
+        x: Any,
+        y: Tensor | None = None,
         *,
         lr: float | Sequence[float],
         epochs: int = 40,
@@ -64,14 +66,13 @@ class Swag:
             raise ValueError(f"The rank parameter must lie between 2 and epochs ({epochs}), got {rank} instead.")
         models = as_stack(model)
         self.single, self.model, self.rank = isinstance(model, Model), models[0], rank
-        self.x, self.batch_size = x, batch_size
-        self.rows = torch.arange(len(x), device=x.device).expand(len(models), -1) if rows is None else rows
+        self.batches, self.rows = Batches(self.model, x, y, size=batch_size), rows
         self.count, self.mean, self.scatter, self.deviations = 0, {}, {}, {}
         held = [
             p
             for m in models
             for n, p in m.named_parameters()
-            if n.endswith(("log_lengthscale", "log_noise")) and p.requires_grad
+            if n.endswith(("log_lengthscale", "log_noise", "log_amplitude")) and p.requires_grad
         ]
         for p in held:
             p.requires_grad_(False)
@@ -128,13 +129,14 @@ class Swag:
             drawn[name] += torch.einsum("sem,me...->se...", along, columns)
         return drawn
 
+    @over_batches
     def predict(
         self, x: Tensor, num: int = 30, *, group: int = 10, own: bool = False, generator: torch.Generator | None = None
     ) -> Predictive:
         """Averages the network over draws. BatchNorm statistics of each draw come from the training data, never from x.
 
         Args:
-            x: Inputs, (n, ...), or with ``own`` one set for each network, (E, n, ...).
+            x: Inputs, (n, ...), or with ``own`` one set for each network, (E, n, ...); or a loader.
             num: Number of draws.
             group: Draws that are computed at a time.
             own: Whether each network of the stack has its own inputs.
@@ -172,19 +174,30 @@ class Swag:
         self.model.train()
         momenta = [m.momentum for _, m in norms]
         try:
-            for i, index in enumerate(self.rows.split(self.batch_size, dim=1)):
+            for i, x in enumerate(self._inputs()):
                 for _, module in norms:
                     module.momentum = 1 / (i + 1)  # makes the running value a plain average over batches
                 fixed = self.fixed | {n: b.clone() for n, b in counters.items()}
                 inner = vmap(single, randomness="different")
                 _, statistics = vmap(inner, in_dims=(0, 0, None, None), randomness="different")(
-                    drawn, statistics, fixed, self.x[index]
+                    drawn, statistics, fixed, x
                 )
         finally:
             for (_, module), momentum in zip(norms, momenta, strict=True):
                 module.momentum = momentum
             self.model.eval()
+        if self.batches.shared:  # every process has seen rows of its own
+            for value in statistics.values():
+                self.batches.over_processes(value).div_(workers())
         return statistics
+
+    def _inputs(self) -> Iterator[Tensor]:
+        """The training inputs of every network, (E, b, ...), batch by batch."""
+        if self.rows is not None:
+            yield from (self.batches.x[index] for index in self.rows.split(self.batches.size, dim=1))
+            return
+        members = len(next(iter(self.mean.values())))
+        yield from (x.expand(members, *x.shape) for x, _ in self.batches)
 
 
 def tune_learning_rate(

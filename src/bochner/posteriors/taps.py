@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from bochner.activations import link
-from bochner.layers import StationaryLayer
+from bochner.layers import OutputLayer, StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.mixture import Parameters
@@ -61,6 +61,7 @@ class Tap:
             x = (x * (one / module.lengthscale)).reshape(len(x), -1, module.in_features)
         else:
             x = x.reshape(len(x), -1, x.shape[-1])
+            x = module.amplitude * x if isinstance(module, OutputLayer) else x
         return torch.cat([x, torch.full_like(x[..., :1], one)], -1) if self.has_bias else x
 
     def precisions(self, like: Tensor) -> Tensor:
@@ -113,8 +114,11 @@ def layer_precision(layer: StationaryLayer) -> float:
     return (layer.spectrum.nu + dim / 2) / layer.spectrum.nu
 
 
-def taps(model: Model) -> list[Tap]:
-    """All linear and convolutional layers of a network, with the prior precision of each."""
+def taps(model: Model, *, fan_in: bool = False) -> list[Tap]:
+    """All linear and convolutional layers of a network, with the prior precision of each.
+
+    With ``fan_in`` the precision of the extractor's weights is that of the model times the number of inputs of their layer.
+    """
     found = []
     for name, module in model.named_modules():
         if isinstance(module, StationaryLayer):
@@ -132,7 +136,14 @@ def taps(model: Model) -> list[Tap]:
                 raise ValueError(
                     f"The layer {name} must have groups=1 and numeric zero padding to be covered, got {module}."
                 )
-            found.append(Tap(name, module, model.extractor_precision, model.extractor_precision))
+            if "weight" not in module._parameters:
+                raise ValueError(
+                    f"The layer {name} computes its weight (weight norm or another parametrisation): the posterior cannot cover "
+                    "it. torch.nn.utils.parametrize.remove_parametrizations makes it an ordinary one; "
+                    "structure='last_layer' leaves it alone."
+                )
+            tau = model.extractor_precision
+            found.append(Tap(name, module, tau * module.weight[0].numel() if fan_in else tau, tau))
     return found
 
 
