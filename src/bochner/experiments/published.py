@@ -57,9 +57,11 @@ class PublishedLayer(StationaryLayer):
         return 1 / self.multiplier
 
     def log_prior(self, *, jacobian: bool = False) -> Tensor:
-        """Log prior density of weights, biases and 1/ℓ."""
-        scale = self.multiplier.log()
-        return layer_log_prior(self.spectrum, self.activation, self.weight, self.bias, scale, jacobian=jacobian)
+        """Log prior density of weights, biases and 1/ℓ. That of normal biases is taken where the link of phases would put them."""
+        scale, bias = self.multiplier.log(), self.bias
+        if bias is not None and self.activation.bias == "normal":
+            bias = link(bias)
+        return layer_log_prior(self.spectrum, self.activation, self.weight, bias, scale, jacobian=jacobian)
 
 
 class PublishedGaussian(Gaussian):
