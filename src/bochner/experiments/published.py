@@ -6,7 +6,8 @@ draws phases uniformly before their link, has independent Student-t weights and 
 $$ W = W^* + \tfrac{\mathrm{scale}}{N}\, L_B^{-\top} Z L_A^{-\top} $$
 
 takes A and B from the empirical Fisher of one batch with dropout on, has $\sqrt{5\cdot10^{-4}}$ on the diagonal of each in place of
-a prior, scale/N where Laplace has $1/\sqrt N$, and $L_A^{-\top}$ where $L_A^{-1}$ is right.
+a prior ($\sqrt{5\cdot10^{-4}/T}$ for a convolution with T positions), scale/N where Laplace has $1/\sqrt N$, and $L_A^{-\top}$ where
+$L_A^{-1}$ is right.
 """
 
 import math
@@ -109,12 +110,15 @@ class PublishedLaplace:
                 kept = counter_mask(seeds, i, x.shape[1] * module.width, module.p).to(x) / (1 - module.p)
                 masks[f"{name}.mask"] = kept.reshape(len(x), x.shape[1], module.width)
 
+        positions: list[int] = []  # of each layer: 1 but for convolutions
+
         def statistics(numbers: Parameters, xb: Tensor, yb: Tensor) -> list[tuple[Tensor, Tensor]]:
             def slope(p: Parameters, f: Tensor) -> Tensor:
                 own = {n.removeprefix("likelihood."): v for n, v in p.items() if n.startswith("likelihood.")}
                 return grad(lambda g: functional_call(self.model.likelihood, own, (g, yb)).sum())(f)[None]
 
             _, rows, grads = listener(numbers, xb, slope)
+            positions[:] = [each.shape[1] for each in rows]
             return [_factors(*each) for each in zip(self.layers, rows, grads, strict=True)]
 
         self.model.train()
@@ -122,7 +126,10 @@ class PublishedLaplace:
             factors = vmap(statistics)(self.parameters | self.buffers | masks, x, y)
         finally:
             self.model.eval()
-        self.inverses = [(_inverse_root(a), _inverse_root(b)) for a, b in factors]
+        damping = [DAMPING / math.sqrt(count) for count in positions]
+        self.inverses = [
+            (_inverse_root(a, own), _inverse_root(b, own)) for (a, b), own in zip(factors, damping, strict=True)
+        ]
 
     @torch.no_grad()
     def outputs(self, x: Tensor, *, scales: Sequence[float], num: int) -> Iterator[Tensor]:
@@ -209,10 +216,10 @@ def _factors(tap: Tap, rows: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     return a.mT @ a / len(a), b.mT @ b / len(b)
 
 
-def _inverse_root(factor: Tensor) -> Tensor:
+def _inverse_root(factor: Tensor, damping: float) -> Tensor:
     """L⁻¹ of a damped factor, (E, n, n); NaN for a network that has none because it diverged."""
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    lower, failed = torch.linalg.cholesky_ex(factor + DAMPING * eye)
+    lower, failed = torch.linalg.cholesky_ex(factor + damping * eye)
     lower = torch.where(failed[:, None, None] > 0, math.nan, lower)
     return torch.linalg.solve_triangular(lower, eye.expand_as(factor), upper=False)
 
