@@ -6,8 +6,8 @@ draws phases uniformly before their link, has independent Student-t weights and 
 $$ W = W^* + \tfrac{\mathrm{scale}}{N}\, L_B^{-\top} Z L_A^{-\top} $$
 
 takes A and B from the empirical Fisher of one batch with dropout on, has $\sqrt{5\cdot10^{-4}}$ on the diagonal of each in place of
-a prior ($\sqrt{5\cdot10^{-4}/T}$ for a convolution with T positions), scale/N where Laplace has $1/\sqrt N$, and $L_A^{-\top}$ where
-$L_A^{-1}$ is right.
+a prior ($\sqrt{5\cdot10^{-4}/T}$ for a convolution with T positions), scale/N where Laplace has $1/\sqrt N$, and $L_A^{-\top}$
+where $L_A^{-1}$ is right.
 """
 
 import math
