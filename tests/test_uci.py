@@ -27,6 +27,7 @@ from bochner.experiments.rows import read_rows
 from bochner.experiments.sweep import pending, sweep, units
 from bochner.experiments.uci import Config, _held_out_noise, _Sweep, run_set
 from bochner.experiments.zoo import MODELS, activation, build
+from bochner.networks import SeededDropout
 from bochner.posteriors.swag import DivergedError
 from bochner.predictive import CategoricalPredictive, GaussianPredictive
 from problems import data, regression
@@ -389,9 +390,37 @@ def test_swag_rows():
     config = Config(experiment="uci-classification", protocol="paper", posterior="swag", **{**SMALL, "hidden": (8, 6)})
     rows = run_set(config, "diabetes", ["rbf-sin"])
     assert [r["status"] for r in rows] == ["ok", "ok"]
-    assert all(1e-4 <= r["lr"] <= 3 and 0 <= r["accuracy"] <= 1 for r in rows)
+    grid = np.linspace(0.001, 3, 4)
+    assert all(r["lr"] in grid and 0 <= r["accuracy"] <= 1 for r in rows)
     paper = Config.swag(experiment="uci-classification", protocol="paper")
     assert (paper.hidden, paper.width, paper.epochs) == ((1000, 1000, 500), 50, 20)
+    # Dropout sits before the 500-wide layer.
+    layers = list(build("relu", 8, 2, protocol="paper", seed=0, hidden=paper.hidden, width=paper.width).extractor)
+    place = next(i for i, layer in enumerate(layers) if isinstance(layer, SeededDropout))
+    assert (layers[place].width, layers[place + 1].out_features) == (1000, 500)
+
+
+@pytest.mark.usefixtures("generated")
+@pytest.mark.parametrize(("protocol", "optimizer"), [("paper", training.sgd), ("bochner", training.adam)])
+def test_the_first_phase_of_published_swag_is_sgd(protocol, optimizer, monkeypatch):
+    """Departure 36: SGD with momentum, though the text calls it Adam."""
+
+    def stop(_nets, _x, _y, recipe, **_):
+        raise InterruptedError(recipe.optimizer.__name__)
+
+    monkeypatch.setattr(swag, "fit_map", stop)
+    config = Config(experiment="uci-classification", protocol=protocol, posterior="swag", **{**SMALL, "hidden": (8, 6)})
+    with pytest.raises(InterruptedError, match=optimizer.__name__):
+        run_set(config, "diabetes", ["rbf-sin"])
+
+
+def test_the_published_search_is_a_linear_grid():
+    """Departure 36: from 0.001 to 3 in even steps; a rate that diverges does not count."""
+    best, tried = swag.linear_search(lambda rate: math.nan if rate > 2 else abs(rate - 1), trials=4)
+    assert [rate for rate, _ in tried] == pytest.approx([0.001, 0.001 + 2.999 / 3, 0.001 + 2 * 2.999 / 3, 3.0])
+    assert best == pytest.approx(0.001 + 2.999 / 3)
+    with pytest.raises(DivergedError, match=r"No learning rate between 0.001 and 3.0 gave a finite score"):
+        swag.linear_search(lambda _: math.nan, trials=3)
 
 
 @pytest.mark.usefixtures("generated")
