@@ -504,7 +504,17 @@ def test_published_swag_draws_have_twice_the_covariance_inside_and_its_diagonal_
 
 
 OOD = ood.Config(
-    **{"schedule": TINY, "held_out": 60, "epochs": 1, "swag_epochs": 3, "rank": 2, "trials": 4, "draws": 4},
+    **{
+        "schedule": TINY,
+        "held_out": 60,
+        "epochs": 1,
+        "swag_epochs": 3,
+        "rank": 2,
+        "trials": 4,
+        "draws": 4,
+        "published_epochs": 1,
+        "views": 2,
+    },
     **{
         "closed_width": 40,
         "closed_draws": 5,
@@ -525,7 +535,7 @@ def ood_rows(tmp_path_factory):
         for head in ood.HEADS:
             lines = []
             rows = ood.run(replace(OOD, head=head), folder / "cifar-ood.jsonl", report=lines.append)
-            assert len(lines) == 1 + 2 + 1 + 5 + 5
+            assert len(lines) == 1 + 2 + 1 + 5 + 5 + 5
         patch.setattr(ood, "Features", None)  # a second run must not get that far
         assert ood.run(OOD, folder / "cifar-ood.jsonl") == rows
     return rows
@@ -533,8 +543,8 @@ def ood_rows(tmp_path_factory):
 
 def test_ood_rows_cover_the_table(ood_rows):
     keys = {ood._key(row) for row in ood_rows}
-    # Two baselines of two scores under two protocols; ensemble and closed form of two scores with histograms; SWAG thrice.
-    assert len(keys) == len(ood_rows) == 2 * (2 * 2 * 2 * 2 + 2 * 3 + 5 * 2 * 3 + 5 * 3 * 2 * 3)
+    # Two baselines of two scores under two protocols; ensemble and closed form of two scores with histograms; SWAG four times.
+    assert len(keys) == len(ood_rows) == 2 * (2 * 2 * 2 * 2 + 2 * 3 + 5 * 2 * 3 + 5 * 4 * 2 * 3)
     for row in ood_rows:
         if row["outside"] == "histogram":
             assert [sum(counts) for counts in row["counts"].values()] == [60, 60, 60]
@@ -544,15 +554,109 @@ def test_ood_rows_cover_the_table(ood_rows):
             assert 0 <= row["auc"] <= 1
 
 
-def test_only_sets_outside_get_their_own_batch_norm(tmp_path, monkeypatch):
-    monkeypatch.setattr(ood, "load_images", pictures)
-    monkeypatch.setenv("BOCHNER_DATA", str(tmp_path))
-    data = ood.Features(OOD, progress=False)
+@pytest.fixture(scope="module")
+def picture_features(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ood, "load_images", pictures)
+        patch.setenv("BOCHNER_DATA", str(tmp_path_factory.mktemp("features")))
+        return ood.Features(OOD, progress=False)
+
+
+def test_only_sets_outside_get_their_own_batch_norm(picture_features):
+    data = picture_features
     for name in ("train", "held_out", "cifar10"):
-        assert data.paper[name] is data.bochner[name]
+        assert data.whole["paper"][name] is data.whole["bochner"][name]
     for name in ood.OUTSIDE:
-        assert not torch.allclose(data.paper[name], data.bochner[name])
+        assert not torch.allclose(data.whole["paper"][name], data.whole["bochner"][name])
     assert [len(data.labels[name]) for name in ("train", "held_out", "cifar10")] == [180, 60, 60]
+
+
+def test_published_images_are_in_the_unit_interval_and_not_standardised(picture_features, tmp_path, monkeypatch):
+    """Departure 37, each set written out: which pixels, and whose BatchNorm."""
+    monkeypatch.setenv("BOCHNER_DATA", str(tmp_path))
+    raw = {name: torch.from_numpy(pictures(name).x_test) for name in ("cifar10", *ood.OUTSIDE)}
+    train = torch.from_numpy(pictures("cifar10").x_train)
+    show = Pictures(train, "cpu")
+    plain = show.plain(train)
+    torch.testing.assert_close(plain, train.permute(0, 3, 1, 2).float() / 255)
+    seen = [show(x) for x in (train[:180], raw["cifar10"])]
+    labels = torch.from_numpy(pictures("cifar10").y_train).long()
+    truth = torch.from_numpy(pictures("cifar10").y_test).long()
+    net, _ = pretrained(tmp_path / "w", TINY, 0, seen[0], labels[:180], seen[1], truth)
+    published = picture_features.published
+    close = {"rtol": 1e-3, "atol": 1e-4}
+    inside = features(net, show.plain(raw["cifar10"]), statistics_of=plain[:180])
+    for sets in published.values():
+        torch.testing.assert_close(sets["cifar10"], inside, **close)
+    for name in ood.OUTSIDE:
+        x = show.plain(raw[name])
+        torch.testing.assert_close(published["paper"][name], features(net, x, statistics_of=x), **close)
+        torch.testing.assert_close(
+            published["paper-train-bn"][name], features(net, x, statistics_of=plain[:180]), **close
+        )
+        torch.testing.assert_close(published["paper-guess"][name], features(net, x), **close)
+    # Training: crops and mirror images, every batch by its own statistics; the running ones stay as they were.
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    view = pretraining.training_features(net, plain[:180], seed=0, stream=1)
+    torch.testing.assert_close(picture_features.views[1], view, **close)
+    assert not torch.allclose(picture_features.views[0], view, **close)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    net[0].train()
+    torch.testing.assert_close(view, net[0](shift(plain[:180], 4, 0, 1, mirror=True)).detach(), **close)
+
+
+@pytest.mark.parametrize("head", ood.HEADS)
+def test_published_heads_train_by_sgd_with_dropout_on_changing_views(picture_features, head, monkeypatch):
+    """Departures 24 and 37."""
+    data, calls = picture_features, []
+    wide = data.views[0].shape[1]
+    matrix = torch.randn(wide, 25, generator=torch.Generator().manual_seed(0)) if head == "code" else None
+    monkeypatch.setattr(data, "projection", matrix, raising=False)
+    fit = ood.fit_map
+
+    def heard(model, x, y, recipe, **options):
+        calls.append((model, recipe, x.clone()))
+        return fit(model, x, y, recipe, **options)
+
+    monkeypatch.setattr(ood, "fit_map", heard)
+    collected = ood._Published(replace(OOD, head=head, published_epochs=3), data, "rbf-sin")
+    (model, recipe, first), (_, _, second) = calls
+    assert (recipe.epochs, recipe.optimizer.__name__, recipe.lr, recipe.scale_lr) == (3, "sgd", 1e-4, 1e-5)
+    assert ood.Config().published_epochs == 50
+    dropout = model.extractor[0]
+    assert (dropout.p, dropout.width) == (0.1, wide)
+    assert model.layer.in_features == (25 if head == "code" else wide)
+    torch.testing.assert_close(first, data.views[0])
+    assert any(torch.equal(second, view) for view in data.views)
+    assert [rate for rate, _ in collected.tried] == pytest.approx(np.linspace(0.001, 3, 4).tolist())
+    if matrix is not None:
+        torch.testing.assert_close(model.extractor[1].weight, matrix.T)
+        assert not model.extractor[1].weight.requires_grad
+        x = data.published["paper"]["cifar10"]
+        torch.testing.assert_close(model.extractor(x), (x @ matrix).relu())
+
+
+def test_published_marginal_variance_is_the_mean_over_classes(generator):
+    f = torch.randn(8, 60, 10, generator=generator)
+    predictions = {
+        name: CategoricalPredictive.from_logits(f * (1 + i)) for i, name in enumerate(("cifar10", *ood.OUTSIDE))
+    }
+    ours, theirs = (
+        [
+            r["top"]
+            for r in scoring.prediction_rows(predictions, torch.arange(60) % 10, mean_variance=mean)
+            if (r["score"], r["outside"]) == ("marginal_variance", "histogram")
+        ]
+        for mean in (False, True)
+    )
+    assert theirs[0] == pytest.approx(ours[0] / 10)
+
+
+def test_trapezoidal_aupr_is_the_area_under_straight_lines():
+    """Departure 37: points of the curve by hand, recall 0, 1/2, 1/2, 1 with precision 1, 1, 1/2, 2/3."""
+    inside, outside = [0.5, 0.1], [0.9, 0.3]
+    assert metrics.ood_aupr(inside, outside, trapezoid=True) == pytest.approx(0.5 * 1 + 0.5 * (1 / 2 + 2 / 3) / 2)
+    assert metrics.ood_aupr(inside, outside) == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
 
 
 def test_scores_are_higher_outside():
@@ -589,7 +693,7 @@ def test_a_method_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch
     def fails(_config, _data, _name):
         raise DivergedError("too fast")
 
-    monkeypatch.setitem(ood.METHODS, "ensemble", (fails, ("relu",)))
+    monkeypatch.setattr(ood, "METHODS", [(m[0], m[1], fails, m[3]) if m[0] == "ensemble" else m for m in ood.METHODS])
     lines = []
     rows = ood.run(OOD, tmp_path / "cifar-ood.jsonl", models=["relu"], report=lines.append)
     assert [row["reason"] for row in rows if row["status"] == "diverged"] == ["too fast"]

@@ -1,9 +1,9 @@
 """SWAG on the UCI classification sets. Its script is not published; "paper" is as the text has it, and its sibling for CIFAR.
 
 20 epochs of training, then SGD for 40 from which the posterior is collected. The learning rate of the second part is found by the
-validation density, one rate for all folds; then everything is trained again on all training rows, with the lengthscale fixed at what
-the first training ended with. Under "paper" the first part is SGD with momentum, though the text calls it Adam, and the rate comes
-from a linear grid; under "bochner" it is Adam, and Bayesian optimisation on a logarithmic scale.
+validation density, one rate for all folds; then everything is trained again on all training rows, with the lengthscale fixed at
+what the first training ended with. Under "paper" the first part is SGD with momentum, though the text calls it Adam, and the rate
+comes from a linear grid; under "bochner" it is Adam, and Bayesian optimisation on a logarithmic scale.
 """
 
 import copy
