@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from bochner.activations import link
 from bochner.layers import StationaryLayer, layer_log_prior
-from bochner.likelihoods import Gaussian
+from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model
 from bochner.networks import SeededDropout
 from bochner.posteriors.taps import Listener, Tap, taps
@@ -84,6 +84,36 @@ class PublishedModel(Model):
     def precisions(self) -> dict[str, float]:
         """Those of ``Model`` without the output bias."""
         return {name: p for name, p in super().precisions().items() if name != "output.bias"}
+
+
+class OneLogit(nn.Linear):
+    """An output layer for two classes: the logit of the second, beside a zero for the first."""
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__(in_features, 1, dtype=torch.float64)
+        self.out_features = 2
+
+    def forward(self, h: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Features (..., K) to logits (..., 2)."""
+        f = super().forward(h)
+        return torch.cat([torch.zeros_like(f), f], -1)
+
+
+class SampledModel(Model):
+    """A toy network of the published Julia code: one logit for two classes, an output bias, output weights and bias N(0, 1)."""
+
+    def __init__(self, layer: StationaryLayer, likelihood: Gaussian | Categorical, generator: torch.Generator) -> None:
+        regression = isinstance(likelihood, Gaussian)
+        super().__init__(layer, 1 if regression else 2, likelihood, output_bias=True, generator=generator)
+        if not regression:
+            self.output = OneLogit(layer.out_features).to(layer.weight)
+        with torch.no_grad():
+            for value in self.output.parameters():
+                value.normal_(generator=generator)
+
+    def precisions(self) -> dict[str, float]:
+        """1 for the output weights, whatever their number, and for the bias."""
+        return {**super().precisions(), "output.weight": 1.0}
 
 
 class PublishedLaplace:
