@@ -164,6 +164,19 @@ def test_published_draws_are_those_of_networks_with_moved_weights(name):
         torch.testing.assert_close(drawn[1, i], model(x[i]).detach())
 
 
+def test_published_draws_do_not_depend_on_how_many_are_computed_at_a_time(monkeypatch):
+    models = [build("rbf-tri", 3, None, protocol="paper", seed=s, **SHAPE).double() for s in range(3)]
+    x, y = (torch.stack(parts) for parts in zip(*(data(12, seed=s) for s in range(3)), strict=True))
+    posterior = PublishedLaplace(models, x, y, num_data=3, seeds=torch.arange(3))
+    found = []
+    for portion in ((1, 1), (3, 4), (2, 5)):
+        monkeypatch.setattr(PublishedLaplace, "_portion", staticmethod(lambda _, portion=portion: portion))
+        found.append(torch.stack(list(posterior.outputs(x, scales=[0.4, 0.9], num=5))))
+    assert found[0].shape == (5, 2, 3, 12, 1)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
 def test_folds_are_standardised_by_their_own_training_rows():
     full = tiny("boston")
     cut = Data.of(full, (0, 3), "cpu")
@@ -294,8 +307,11 @@ def test_only_the_numeric_columns_of_adult_are_standardised_under_paper(monkeypa
 def test_the_published_prior_of_normal_biases_is_taken_at_the_linked_bias(name):
     """Departure 38: N(π tanh(b/2) | 0, 1), while the layer adds b itself."""
     layer = build(name, 3, 2, protocol="paper", seed=0, **SHAPE).double().layer
-    (slope,) = torch.autograd.grad(layer.log_prior(), [layer.bias])
-    half = torch.tanh(layer.bias / 2)
+    gradients = torch.autograd.grad(layer.log_prior(), list(layer.parameters()))
+    slopes = layer.log_prior_slopes({n: p.detach() for n, p in layer.named_parameters()})
+    for (n, _), gradient in zip(layer.named_parameters(), gradients, strict=True):
+        torch.testing.assert_close(slopes[n], gradient, msg=n)
+    slope, half = slopes["bias"], torch.tanh(layer.bias / 2)
     torch.testing.assert_close(slope, -(math.pi * half) * (math.pi / 2) * (1 - half**2))
     before = layer.log_prior().item()
     with torch.no_grad():

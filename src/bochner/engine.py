@@ -2,12 +2,12 @@
 
 Extractors and likelihoods of all members run as one batch; model layers run in runs of members that share their activation, and
 their priors in runs that share the spectrum. Gaussian priors have linear gradients, so they go to the optimiser as weight decay,
-which fused optimisers apply in the pass that they make anyway; the rest of the log joint is differentiated.
+which fused optimisers apply in the pass that they make anyway; those of model layers have theirs in closed form; the likelihood is
+differentiated. The values of the priors are computed once an epoch.
 
 On CUDA a whole step, from drawing the batch to the update, is captured once as a graph and replayed.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from bochner.layers import StationaryLayer
 from bochner.models import Model
 from bochner.networks import SeededDropout
 from bochner.randomness import counter_mask, counter_permutation
@@ -40,9 +41,9 @@ class _Head(nn.Module):
 class _LayerPrior(nn.Module):
     """The log prior of a model layer."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, layer: StationaryLayer) -> None:
         super().__init__()
-        self.layer = model.layer
+        self.layer = layer
 
     def forward(self) -> Tensor:
         return self.layer.log_prior()
@@ -110,13 +111,6 @@ def _flat(value: Tensor) -> Tensor:
     return value.permute(sorted(range(value.ndim), key=value.stride, reverse=True))
 
 
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor:
-    """Sum of two gradients, either of which may be absent."""
-    total = b if a is None else a if b is None else a.add_(b)
-    assert total is not None, "every trainable parameter has a gradient"
-    return total
-
-
 class Stack:
     """The members' numbers, their optimiser and the loop over epochs."""
 
@@ -130,7 +124,6 @@ class Stack:
         self.heads = [Part.of([_Head(m) for m in models[s]], s, "") for s in activations]
         self.likelihood = Part.of([_Likelihood(m, num_data) for m in models], everyone, "")
         self.parts = [self.extractor, *self.heads, self.likelihood]
-        self.aside = torch.cuda.Stream(rates.device) if rates.is_cuda else None
         self.dropouts = [(n, m) for n, m in self.extractor.module.named_modules() if isinstance(m, SeededDropout)]
         self.decay = models[0].precisions()
 
@@ -209,51 +202,30 @@ class Stack:
         return masks
 
     def _gradients(self, rows: int) -> tuple[Tensor, list[Tensor]]:
-        """Losses (E,) of the next ``rows`` rows of every member's order, and the gradients of all parameters."""
-        with self._beside():
-            prior, known = self._layer_priors()
+        """Losses (E,) of the next ``rows`` rows of every member's order, and the gradients of all parameters, priors included."""
         index = self.order.index_select(1, self.position + torch.arange(rows, device=self.x.device))
         z = self.extractor(self.x[index], **self._masks(rows)).split([_size(h.members) for h in self.heads])
         f = torch.cat([head(own) for head, own in zip(self.heads, z, strict=True)])
         losses = self.likelihood(f, self.y[index])
         leaves = [p for part in self.parts for p in part.parameters.values()]
-        gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-        if self.aside is not None:
-            torch.cuda.current_stream().wait_stream(self.aside)
-        return losses.detach() + prior, [_sum(g, known.get(id(p))) for g, p in zip(gradients, leaves, strict=True)]
+        found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        gradients = [torch.zeros_like(p) if g is None else g for g, p in zip(found, leaves, strict=True)]
+        self._add_layer_priors({id(p): g for p, g in zip(leaves, gradients, strict=True)})
+        return losses.detach(), gradients
 
-    def _layer_priors(self) -> tuple[Tensor, dict[int, Tensor]]:
-        """Minus the log priors of the model layers over N, (E,), and their gradients by the identity of the parameter.
-
-        One computation for each run of equal spectra, on aliases of the parameters: these may be on a stream of their own.
-        """
-        parts: list[Tensor] = []
-        aliases: dict[int, Tensor] = {}
+    @torch.no_grad()
+    def _add_layer_priors(self, gradients: dict[int, Tensor]) -> None:
+        """Adds what the priors of the model layers contribute, to gradients by the identity of their parameter."""
         for head in self.heads:
-            numbers = {n: p for n, p in head.fixed.items() if n.startswith("layer.")}
-            for name, p in head.parameters.items():
-                if name.startswith("layer."):
-                    numbers[name] = aliases[id(p)] = p.detach().requires_grad_()
-            spectra = [m.layer.spectrum for m in self.models[head.members]]
-            for own in equal_runs(spectra):
-                first = _LayerPrior(self.models[head.members.start + own.start])
-                parts.append(stacked(first, {n: p[own] for n, p in numbers.items()}))
-        prior = -torch.cat(parts) / self.num_data
-        if not aliases:
-            return prior, {}
-        # Uniform biases have a flat prior: no gradient.
-        gradients = torch.autograd.grad(prior.sum(), list(aliases.values()), allow_unused=True)
-        return prior.detach(), {i: g for i, g in zip(aliases, gradients, strict=True) if g is not None}
+            own = {n.removeprefix("layer."): p for n, p in head.parameters.items() if n.startswith("layer.")}
+            for layer, run in self._layers(head):
+                for name, slope in layer.log_prior_slopes({n: p.detach()[run] for n, p in own.items()}).items():
+                    gradients[id(own[name])][run].sub_(slope, alpha=1 / self.num_data)
 
-    @contextlib.contextmanager
-    def _beside(self) -> Iterator[None]:
-        """On CUDA, work on a stream of its own: many small operations that the big ones need not wait for."""
-        if self.aside is None:
-            yield
-            return
-        self.aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.aside):
-            yield
+    def _layers(self, head: Part) -> Iterator[tuple[Any, slice]]:
+        """Runs of a part's members with the same spectrum, each with its first layer."""
+        for run in equal_runs([m.layer.spectrum for m in self.models[head.members]]):
+            yield self.models[head.members.start + run.start].layer, run
 
     def _step(self, rows: int) -> None:
         losses, gradients = self._gradients(rows)
@@ -311,7 +283,7 @@ class Stack:
             for rows_now in sizes:
                 step[rows_now]()
             # The last step's update has met no loss yet: its parameters must not become those to fall back on.
-            prior = self._gaussian_prior()
+            prior = self._prior()
             limit = self.explosion * self.first.abs().clamp(min=1.0)
             diverged |= self.bad | ~torch.isfinite(prior) | (prior > limit)
             if bool(diverged.any()):
@@ -335,9 +307,14 @@ class Stack:
             value.copy_(torch.where(diverged[own].reshape(-1, *[1] * (value.ndim - 1)), before, value))
 
     @torch.no_grad()
-    def _gaussian_prior(self) -> Tensor:
-        """What weight decay stands for: minus the Gaussian log priors over N, (E,)."""
+    def _prior(self) -> Tensor:
+        """Minus the log priors over N, (E,), but for that of the noise, which is part of the losses."""
         total = torch.zeros_like(self.total)
+        for head in self.heads:
+            numbers = {n: p for n, p in (head.parameters | head.fixed).items() if n.startswith("layer.")}
+            for layer, run in self._layers(head):
+                own = stacked(_LayerPrior(layer), {n: p[run] for n, p in numbers.items()})
+                total[head.members][run] -= own
         for part in self.parts:
             for name, value in (part.parameters | part.fixed).items():
                 precision = self.decay.get(part.prefix + name)

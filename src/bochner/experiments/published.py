@@ -64,6 +64,17 @@ class PublishedLayer(StationaryLayer):
             bias = link(bias)
         return layer_log_prior(self.spectrum, self.activation, self.weight, bias, scale, jacobian=jacobian)
 
+    def log_prior_slopes(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients of ``log_prior``, as in ``StationaryLayer``."""
+        slopes = super().log_prior_slopes(parameters)
+        if "bias" in slopes:
+            linked = link(parameters["bias"])
+            # The derivative of π tanh(b/2) is (π² − (π tanh(b/2))²) / 2π.
+            slopes["bias"] = -linked * (math.pi**2 - linked.square()) / (2 * math.pi)
+        if "multiplier" in parameters:
+            slopes["multiplier"] = 1 / parameters["multiplier"] - 0.5
+        return slopes
+
 
 class PublishedGaussian(Gaussian):
     """Gaussian noise whose standard deviation itself, not its logarithm, is trained."""
@@ -171,19 +182,32 @@ class PublishedLaplace:
         shrink = torch.tensor([scale / self.num_data for scale in scales], dtype=x.dtype, device=x.device)
         tall = x.repeat(1, len(scales), 1)
         every = self.parameters | self.buffers
-        # A GPU takes all networks at once; a CPU a few thousand rows at a time, whose activations stay in its cache.
-        size = len(x) if x.is_cuda else max(1, 2000 // tall.shape[1])
-        for i in range(num):
-            noise = self._noise(i)
 
-            def single(numbers: Parameters, roots: Any, own: Tensor, noise: Any = noise) -> Tensor:
-                return self._perturbed(numbers, roots, noise, own, shrink)
+        def single(numbers: Parameters, roots: Any, own: Tensor, noise: list[Tensor]) -> Tensor:
+            return self._perturbed(numbers, roots, noise, own, shrink)
 
+        networks = vmap(single, in_dims=(0, 0, 0, None))
+        size, group = self._portion(tall)
+        for start in range(0, num, group):
+            drawn = [self._noise(seed) for seed in range(start, min(start + group, num))]
+            noise = [torch.stack(each) for each in zip(*drawn, strict=True)]
             parts = [
-                vmap(single)(*tree_map(lambda t, start=start: t[start : start + size], (every, self.inverses, tall)))
-                for start in range(0, len(x), size)
+                vmap(networks, in_dims=(None, None, None, 0))(
+                    *tree_map(lambda t, i=i: t[i : i + size], (every, self.inverses, tall)), noise
+                )
+                for i in range(0, len(x), size)
             ]
-            yield torch.cat(parts).unflatten(1, (len(scales), -1)).transpose(0, 1)
+            yield from torch.cat(parts, 1).unflatten(2, (len(scales), -1)).transpose(1, 2)
+
+    @staticmethod
+    def _portion(x: Tensor) -> tuple[int, int]:
+        """Networks and draws that are computed at a time.
+
+        A GPU takes all networks, and draws up to 200,000 rows: their kernels would be short. A CPU takes one draw and a few
+        thousand rows, whose activations stay in its cache.
+        """
+        num, rows = x.shape[:2]
+        return (num, max(1, 200_000 // (num * rows))) if x.is_cuda else (max(1, 2000 // rows), 1)
 
     def _noise(self, seed: int) -> list[Tensor]:
         """The standard normal matrices of one draw, a layer after the other."""
