@@ -178,6 +178,17 @@ def test_rotation_is_counter_clockwise_and_bilinear(generator):
         np.testing.assert_allclose(got, expected[:, :, inside, inside], atol=1e-12)
 
 
+def test_rotation_by_nearest_neighbour_has_the_pixels_of_scipys(generator):
+    """Departure 35: no pixel has a value that the image lacks; angles may differ from image to image."""
+    images = torch.rand(3, 1, 9, 9, generator=generator, dtype=torch.float64)
+    angles = (10, 37, 200)
+    got = rotate(images, torch.tensor(angles), mode="nearest")
+    for image, result, angle in zip(images, got, angles, strict=True):
+        expected = ndimage.rotate(image.numpy(), angle, axes=(2, 1), reshape=False, order=0)
+        np.testing.assert_array_equal(result[:, 2:7, 2:7], expected[:, 2:7, 2:7])
+        assert set(result.flatten().tolist()) <= {0.0, *image.flatten().tolist()}
+
+
 def test_shifts_move_whole_images_by_up_to_the_given_pixels():
     images = torch.rand(200, 1, 6, 5, generator=torch.Generator().manual_seed(0))
     moved = shift(images, 2, seed=3, stream=0)
@@ -194,6 +205,70 @@ def test_shifts_move_whole_images_by_up_to_the_given_pixels():
 
 def test_the_rate_falls_twice():
     assert [rotation.steps(epoch / 50) for epoch in (0, 24, 25, 36, 37, 49)] == [1, 1, 0.15, 0.15, 0.0225, 0.0225]
+
+
+def test_the_published_rate_falls_every_epoch():
+    """Departure 35, written out as a loop over epochs; 0.9³⁶ = 0.0225 in the last one."""
+    rate = 1.0
+    for epoch in range(50):
+        rate *= 0.81 if epoch >= 38 else 0.9 if epoch >= 26 else 1.0
+        assert rotation.published_steps(epoch / 50) == pytest.approx(rate)
+    assert rate == pytest.approx(0.0225, abs=1e-4)
+
+
+def test_published_digit_networks_start_at_a_fifth_of_the_features_on_raw_pixels(monkeypatch):
+    """Departure 35: ℓ = 5 for every model, ReLU too; pixels in [0, 1]; lengthscale at a tenth of the rate."""
+    heard = {}
+
+    def stop(model, x, _y, recipe, **_):
+        heard[name, protocol] = (model.layer.lengthscale.item(), x.clone(), recipe)
+        raise InterruptedError("heard")
+
+    monkeypatch.setattr(rotation, "fit_map", stop)
+    for name in ("relu", "local-rbf", "rbf-sin"):
+        for protocol in ("paper", "bochner"):
+            with pytest.raises(InterruptedError, match="heard"):
+                run_network(replace(SMALL, protocol=protocol, crop=0), name)
+    raw = torch.from_numpy(load_images("digits").x_train)[:, None].float() / 255
+    for name in ("relu", "local-rbf", "rbf-sin"):
+        lengthscale, x, recipe = heard[name, "paper"]
+        assert lengthscale == pytest.approx(5.0)
+        torch.testing.assert_close(x, raw, rtol=0, atol=0)
+        assert recipe.scale_lr == pytest.approx(recipe.lr / 10)
+        assert recipe.schedule is rotation.published_steps
+        assert heard[name, "bochner"][1].mean().item() == pytest.approx(0.0, abs=1e-5)
+    assert EXPERIMENTS["rotated-mnist"].scale_lr == pytest.approx(EXPERIMENTS["rotated-mnist"].lr / 10)
+
+
+def test_published_test_images_are_turned_by_up_to_one_degree_more():
+    """Departures 16 and 35: pixels are those of the image, the angle is drawn from [a, a + 1]°."""
+    data = rotation._Digits("digits", "cpu", "paper")
+    turned = data.turned(90, seed=0)
+    low, high = rotate(data.test, 90, mode="nearest"), rotate(data.test, 91, mode="nearest")
+    assert set(turned.flatten().tolist()) <= set(data.test.flatten().tolist())
+    assert ((turned == low) | (turned == high)).double().mean() > 0.99
+    ours = rotation._Digits("digits", "cpu", "bochner")
+    torch.testing.assert_close(ours.turned(30, seed=0), ours.shown(rotate(ours.test, 30)))
+
+
+def test_the_damping_of_a_convolution_is_divided_by_its_positions(generator):
+    """Departure 35: √(5e-4 / T) with T = 36 positions of a 3×3 kernel on 8×8, then 16 of the next; √5e-4 elsewhere."""
+    options = {"protocol": "paper", "seed": 0, "width": 7, "lengthscale": 5.0}
+    model = assemble("rbf-sin", digit_net(8, 3, generator=generator), 3, 4, **options).double()
+    x = torch.randn(6, 1, 8, 8, generator=generator, dtype=torch.float64)
+    y = torch.randint(4, (6,), generator=generator)
+    posterior = PublishedLaplace([model], x[None], y[None], num_data=6, seeds=torch.tensor([0]))
+    # The input factor of the first layer is of the images alone: dropout comes later.
+    rows = torch.nn.functional.unfold(x, 3).mT.reshape(-1, 9)
+    rows = torch.cat([rows, torch.ones(len(rows), 1, dtype=torch.float64)], -1)
+    damped = rows.T @ rows / len(rows) + (5e-4 / 36) ** 0.5 * torch.eye(10, dtype=torch.float64)
+    root = torch.linalg.inv(torch.linalg.cholesky(damped))
+    torch.testing.assert_close(posterior.inverses[0][0][0], root)
+    # The output factors have few rows of gradients: their smallest eigenvalue is the damping.
+    for (_, b), positions in zip(posterior.inverses, (36, 16, 1, 1, 1), strict=True):
+        smallest = 1 / torch.linalg.svdvals(b[0]).max() ** 2
+        assert smallest >= (5e-4 / positions) ** 0.5 * (1 - 1e-9)
+    assert 1 / torch.linalg.svdvals(posterior.inverses[3][1][0]).max() ** 2 == pytest.approx(5e-4**0.5)
 
 
 SMALL = replace(EXPERIMENTS["rotated-digits"], epochs=2, width=30, draws=4, angles=(0, 90))
@@ -217,7 +292,8 @@ def test_rotation_rows_have_every_posterior_and_angle(digit_rows):
         assert math.isfinite(row["nlpd"])
     upright = [row for row in digit_rows if row["angle"] == 0]
     assert len({(row["model"], row["protocol"], row["posterior"]) for row in upright}) == 10
-    assert all(row["accuracy"] > 0.3 for row in upright)
+    # Two epochs from ℓ = 5 on raw pixels have taught the published networks little.
+    assert all(row["accuracy"] > 0.3 for row in upright if row["protocol"] == "bochner")
 
 
 def test_the_committed_digits_show_who_is_overconfident():
@@ -428,7 +504,17 @@ def test_published_swag_draws_have_twice_the_covariance_inside_and_its_diagonal_
 
 
 OOD = ood.Config(
-    **{"schedule": TINY, "held_out": 60, "epochs": 1, "swag_epochs": 3, "rank": 2, "trials": 4, "draws": 4},
+    **{
+        "schedule": TINY,
+        "held_out": 60,
+        "epochs": 1,
+        "swag_epochs": 3,
+        "rank": 2,
+        "trials": 4,
+        "draws": 4,
+        "published_epochs": 1,
+        "views": 2,
+    },
     **{
         "closed_width": 40,
         "closed_draws": 5,
@@ -449,7 +535,7 @@ def ood_rows(tmp_path_factory):
         for head in ood.HEADS:
             lines = []
             rows = ood.run(replace(OOD, head=head), folder / "cifar-ood.jsonl", report=lines.append)
-            assert len(lines) == 1 + 2 + 1 + 5 + 5
+            assert len(lines) == 1 + 2 + 1 + 5 + 5 + 5
         patch.setattr(ood, "Features", None)  # a second run must not get that far
         assert ood.run(OOD, folder / "cifar-ood.jsonl") == rows
     return rows
@@ -457,8 +543,8 @@ def ood_rows(tmp_path_factory):
 
 def test_ood_rows_cover_the_table(ood_rows):
     keys = {ood._key(row) for row in ood_rows}
-    # Two baselines of two scores under two protocols; ensemble and closed form of two scores with histograms; SWAG thrice.
-    assert len(keys) == len(ood_rows) == 2 * (2 * 2 * 2 * 2 + 2 * 3 + 5 * 2 * 3 + 5 * 3 * 2 * 3)
+    # Two baselines of two scores under two protocols; ensemble and closed form of two scores with histograms; SWAG four times.
+    assert len(keys) == len(ood_rows) == 2 * (2 * 2 * 2 * 2 + 2 * 3 + 5 * 2 * 3 + 5 * 4 * 2 * 3)
     for row in ood_rows:
         if row["outside"] == "histogram":
             assert [sum(counts) for counts in row["counts"].values()] == [60, 60, 60]
@@ -468,15 +554,109 @@ def test_ood_rows_cover_the_table(ood_rows):
             assert 0 <= row["auc"] <= 1
 
 
-def test_only_sets_outside_get_their_own_batch_norm(tmp_path, monkeypatch):
-    monkeypatch.setattr(ood, "load_images", pictures)
-    monkeypatch.setenv("BOCHNER_DATA", str(tmp_path))
-    data = ood.Features(OOD, progress=False)
+@pytest.fixture(scope="module")
+def picture_features(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ood, "load_images", pictures)
+        patch.setenv("BOCHNER_DATA", str(tmp_path_factory.mktemp("features")))
+        return ood.Features(OOD, progress=False)
+
+
+def test_only_sets_outside_get_their_own_batch_norm(picture_features):
+    data = picture_features
     for name in ("train", "held_out", "cifar10"):
-        assert data.paper[name] is data.bochner[name]
+        assert data.whole["paper"][name] is data.whole["bochner"][name]
     for name in ood.OUTSIDE:
-        assert not torch.allclose(data.paper[name], data.bochner[name])
+        assert not torch.allclose(data.whole["paper"][name], data.whole["bochner"][name])
     assert [len(data.labels[name]) for name in ("train", "held_out", "cifar10")] == [180, 60, 60]
+
+
+def test_published_images_are_in_the_unit_interval_and_not_standardised(picture_features, tmp_path, monkeypatch):
+    """Departure 37, each set written out: which pixels, and whose BatchNorm."""
+    monkeypatch.setenv("BOCHNER_DATA", str(tmp_path))
+    raw = {name: torch.from_numpy(pictures(name).x_test) for name in ("cifar10", *ood.OUTSIDE)}
+    train = torch.from_numpy(pictures("cifar10").x_train)
+    show = Pictures(train, "cpu")
+    plain = show.plain(train)
+    torch.testing.assert_close(plain, train.permute(0, 3, 1, 2).float() / 255)
+    seen = [show(x) for x in (train[:180], raw["cifar10"])]
+    labels = torch.from_numpy(pictures("cifar10").y_train).long()
+    truth = torch.from_numpy(pictures("cifar10").y_test).long()
+    net, _ = pretrained(tmp_path / "w", TINY, 0, seen[0], labels[:180], seen[1], truth)
+    published = picture_features.published
+    close = {"rtol": 1e-3, "atol": 1e-4}
+    inside = features(net, show.plain(raw["cifar10"]), statistics_of=plain[:180])
+    for sets in published.values():
+        torch.testing.assert_close(sets["cifar10"], inside, **close)
+    for name in ood.OUTSIDE:
+        x = show.plain(raw[name])
+        torch.testing.assert_close(published["paper"][name], features(net, x, statistics_of=x), **close)
+        torch.testing.assert_close(
+            published["paper-train-bn"][name], features(net, x, statistics_of=plain[:180]), **close
+        )
+        torch.testing.assert_close(published["paper-guess"][name], features(net, x), **close)
+    # Training: crops and mirror images, every batch by its own statistics; the running ones stay as they were.
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    view = pretraining.training_features(net, plain[:180], seed=0, stream=1)
+    torch.testing.assert_close(picture_features.views[1], view, **close)
+    assert not torch.allclose(picture_features.views[0], view, **close)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    net[0].train()
+    torch.testing.assert_close(view, net[0](shift(plain[:180], 4, 0, 1, mirror=True)).detach(), **close)
+
+
+@pytest.mark.parametrize("head", ood.HEADS)
+def test_published_heads_train_by_sgd_with_dropout_on_changing_views(picture_features, head, monkeypatch):
+    """Departures 24 and 37."""
+    data, calls = picture_features, []
+    wide = data.views[0].shape[1]
+    matrix = torch.randn(wide, 25, generator=torch.Generator().manual_seed(0)) if head == "code" else None
+    monkeypatch.setattr(data, "projection", matrix, raising=False)
+    fit = ood.fit_map
+
+    def heard(model, x, y, recipe, **options):
+        calls.append((model, recipe, x.clone()))
+        return fit(model, x, y, recipe, **options)
+
+    monkeypatch.setattr(ood, "fit_map", heard)
+    collected = ood._Published(replace(OOD, head=head, published_epochs=3), data, "rbf-sin")
+    (model, recipe, first), (_, _, second) = calls
+    assert (recipe.epochs, recipe.optimizer.__name__, recipe.lr, recipe.scale_lr) == (3, "sgd", 1e-4, 1e-5)
+    assert ood.Config().published_epochs == 50
+    dropout = model.extractor[0]
+    assert (dropout.p, dropout.width) == (0.1, wide)
+    assert model.layer.in_features == (25 if head == "code" else wide)
+    torch.testing.assert_close(first, data.views[0])
+    assert any(torch.equal(second, view) for view in data.views)
+    assert [rate for rate, _ in collected.tried] == pytest.approx(np.linspace(0.001, 3, 4).tolist())
+    if matrix is not None:
+        torch.testing.assert_close(model.extractor[1].weight, matrix.T)
+        assert not model.extractor[1].weight.requires_grad
+        x = data.published["paper"]["cifar10"]
+        torch.testing.assert_close(model.extractor(x), (x @ matrix).relu())
+
+
+def test_published_marginal_variance_is_the_mean_over_classes(generator):
+    f = torch.randn(8, 60, 10, generator=generator)
+    predictions = {
+        name: CategoricalPredictive.from_logits(f * (1 + i)) for i, name in enumerate(("cifar10", *ood.OUTSIDE))
+    }
+    ours, theirs = (
+        [
+            r["top"]
+            for r in scoring.prediction_rows(predictions, torch.arange(60) % 10, mean_variance=mean)
+            if (r["score"], r["outside"]) == ("marginal_variance", "histogram")
+        ]
+        for mean in (False, True)
+    )
+    assert theirs[0] == pytest.approx(ours[0] / 10)
+
+
+def test_trapezoidal_aupr_is_the_area_under_straight_lines():
+    """Departure 37: points of the curve by hand, recall 0, 1/2, 1/2, 1 with precision 1, 1, 1/2, 2/3."""
+    inside, outside = [0.5, 0.1], [0.9, 0.3]
+    assert metrics.ood_aupr(inside, outside, trapezoid=True) == pytest.approx(0.5 * 1 + 0.5 * (1 / 2 + 2 / 3) / 2)
+    assert metrics.ood_aupr(inside, outside) == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
 
 
 def test_scores_are_higher_outside():
@@ -513,7 +693,7 @@ def test_a_method_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch
     def fails(_config, _data, _name):
         raise DivergedError("too fast")
 
-    monkeypatch.setitem(ood.METHODS, "ensemble", (fails, ("relu",)))
+    monkeypatch.setattr(ood, "METHODS", [(m[0], m[1], fails, m[3]) if m[0] == "ensemble" else m for m in ood.METHODS])
     lines = []
     rows = ood.run(OOD, tmp_path / "cifar-ood.jsonl", models=["relu"], report=lines.append)
     assert [row["reason"] for row in rows if row["status"] == "diverged"] == ["too fast"]

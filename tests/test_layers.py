@@ -8,7 +8,7 @@ import scipy.stats
 import torch
 from torch import nn
 
-from bochner import RBF, Matern, StationaryLayer, activations, width_error
+from bochner import RBF, Matern, StationaryLayer, activations, spectra, width_error
 
 NAMES = list(activations.ACTIVATIONS)
 
@@ -112,6 +112,33 @@ def test_log_prior_is_the_sum_of_densities(name, ard):
         assert layer.bias is not None
         expected += scipy.stats.norm.logpdf(layer.bias.detach().numpy()).sum()
     assert layer.log_prior().item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kernel", [RBF(), Matern(1.5), Matern(2.5, product=True)])
+@pytest.mark.parametrize("name", ["sin", "sincos", "relu"])
+def test_slopes_of_the_log_prior_are_its_gradients(name, kernel, generator):
+    """The closed forms against autograd, for one layer and for two stacked ones; a flat prior has no slope."""
+    options = {
+        "kernel": kernel,
+        "activation": name,
+        "lengthscale": torch.tensor([0.5, 2.0, 3.0]),
+        "generator": generator,
+    }
+    layers = [StationaryLayer(3, 8, **options, dtype=torch.float64) for _ in range(2)]
+    own = [dict(layer.named_parameters()) for layer in layers]
+    stacked = {n: torch.stack([p[n].detach() for p in own]) for n in own[0]}
+    slopes = layers[0].log_prior_slopes(stacked)
+    for i, layer in enumerate(layers):
+        gradients = torch.autograd.grad(layer.log_prior(), list(own[i].values()), allow_unused=True)
+        for n, gradient in zip(own[i], gradients, strict=True):
+            if gradient is None:
+                assert n not in slopes
+            else:
+                torch.testing.assert_close(slopes[n][i], gradient, msg=n)
+                torch.testing.assert_close(layer.log_prior_slopes({n: own[i][n].detach()})[n], gradient)
+    torch.testing.assert_close(
+        spectra.Spectrum.weight_score(kernel, stacked["weight"]), kernel.weight_score(stacked["weight"])
+    )
 
 
 def test_jacobian_is_the_derivative_of_the_links():

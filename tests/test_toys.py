@@ -1,15 +1,19 @@
 """The toy experiments at small sizes: rows, what they say, and figures from the rows alone."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.flatten_util import ravel_pytree
+from scipy import stats
 
 from bochner.experiments import toys
 from bochner.experiments.rows import read_rows, write_rows
 from bochner.experiments.theory import NINE
 from bochner.experiments.toys import EXPERIMENTS, PAPER, PROCESSES, Config
 from bochner.likelihoods import Gaussian
-from bochner.posteriors import nuts
+from bochner.posteriors import nuts, nuts_many
 from bochner.reports.theory import save_figure
 from bochner.reports.toys import DRAWN_FROM, FIGURES
 
@@ -72,6 +76,29 @@ def test_a_sampled_network_says_how_it_was_sampled():
     assert 2 * 20 <= row["leapfrog_steps"] <= 2 * 20 * 15
     curves = toys._curves(posteriors[0].predict(x), x)
     assert all(a < b for a, b in zip(curves["std"], curves["std_y"], strict=True))
+
+
+def test_published_banana_has_one_logit_with_a_bias_and_normal_output_weights():
+    """Departures 30 and 39, the log joint written out with SciPy; NUTS samples the same density."""
+    (name, model), *_ = toys._periodic(("rbf",), 5, Config(protocol="paper")).items()
+    assert name == "rbf-sin"
+    x, y = crescents(12)
+    assert model.output.weight.shape == (1, 5)
+    logit = (model.features(x) @ model.output.weight.T + model.output.bias)[:, 0].detach().numpy()
+    expected = -np.logaddexp(0, np.where(y == 1, -logit, logit)).sum()
+    expected += stats.norm.logpdf(model.output.weight.detach()).sum() + stats.norm.logpdf(model.output.bias.item())
+    expected += model.layer.log_prior(jacobian=True).item() + stats.gamma(2).logpdf(1)  # the amplitude, held at 1
+    assert model.log_joint(x, y, jacobian=True).item() == pytest.approx(expected, rel=1e-12)
+    with jax.enable_x64(True):
+        parameters = {n: jnp.asarray(p.detach().numpy()) for n, p in model.named_parameters()}
+        sampled = nuts.log_joint(model, parameters, *nuts.arrays(model, x, y))
+        (state, sizes, unravel), index = nuts_many._start([model], 1, 0), 0
+        generate = nuts_many._potential([model], unravel, sizes, *nuts.arrays(model, x, y))
+        position = ravel_pytree(parameters)[0]
+        many = -generate(index)(position)
+    assert (state.shape, float(sampled)) == ((1, len(position)), pytest.approx(expected, rel=1e-12))
+    assert float(many) == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(torch.softmax(model(x), -1)[:, 1].detach(), torch.from_numpy(1 / (1 + np.exp(-logit))))
 
 
 def test_every_figure_has_an_experiment():

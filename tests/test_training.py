@@ -14,7 +14,6 @@ from bochner import Categorical, Gaussian, Model, StationaryLayer, training
 from bochner.networks import SeededDropout, mlp
 from bochner.posteriors.closed_form import ClosedForm
 from bochner.randomness import counter_permutation, counter_uniform
-from bochner.spectra import normal_log_prob
 from bochner.training import Recipe, fit_map, fit_stacks, sgd, square_root_decay
 from problems import classification, data, regression
 
@@ -94,14 +93,12 @@ def test_networks_of_several_priors_in_one_stack_equal_each_alone():
         torch.testing.assert_close(single.loss[:, 0], fit.loss[:, i], rtol=1e-10, atol=1e-12)
         for (name, p), q in zip(stack[i].named_parameters(), alone.named_parameters(), strict=True):
             torch.testing.assert_close(p, q[1], rtol=1e-9, atol=1e-11, msg=name)
-    # One full-batch epoch: the loss is minus the log joint over N, the Gaussian priors at the end.
+    # One full-batch epoch: the loss is minus the log joint over N, all priors but the noise's at the end.
     model = make(1)
     before = copy.deepcopy(model)
     loss = fit_map(model, x, y, Recipe(1, 30, sgd, 1e-3), num_data=50).loss[0, 0].item()
-    priors = [
-        sum(normal_log_prob(m.get_parameter(n), p).sum() for n, p in m.precisions().items()) for m in (before, model)
-    ]
-    joint = before.log_likelihood(x, y) / 30 + (before.log_prior() - priors[0] + priors[1]) / 50
+    prior = model.log_prior() - model.likelihood.log_prior() + before.likelihood.log_prior()
+    joint = before.log_likelihood(x, y) / 30 + prior / 50
     assert loss == pytest.approx(-joint.item(), rel=1e-10)
 
 

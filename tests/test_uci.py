@@ -27,6 +27,7 @@ from bochner.experiments.rows import read_rows
 from bochner.experiments.sweep import pending, sweep, units
 from bochner.experiments.uci import Config, _held_out_noise, _Sweep, run_set
 from bochner.experiments.zoo import MODELS, activation, build
+from bochner.networks import SeededDropout
 from bochner.posteriors.swag import DivergedError
 from bochner.predictive import CategoricalPredictive, GaussianPredictive
 from problems import data, regression
@@ -163,6 +164,19 @@ def test_published_draws_are_those_of_networks_with_moved_weights(name):
         torch.testing.assert_close(drawn[1, i], model(x[i]).detach())
 
 
+def test_published_draws_do_not_depend_on_how_many_are_computed_at_a_time(monkeypatch):
+    models = [build("rbf-tri", 3, None, protocol="paper", seed=s, **SHAPE).double() for s in range(3)]
+    x, y = (torch.stack(parts) for parts in zip(*(data(12, seed=s) for s in range(3)), strict=True))
+    posterior = PublishedLaplace(models, x, y, num_data=3, seeds=torch.arange(3))
+    found = []
+    for portion in ((1, 1), (3, 4), (2, 5)):
+        monkeypatch.setattr(PublishedLaplace, "_portion", staticmethod(lambda _, portion=portion: portion))
+        found.append(torch.stack(list(posterior.outputs(x, scales=[0.4, 0.9], num=5))))
+    assert found[0].shape == (5, 2, 3, 12, 1)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
 def test_folds_are_standardised_by_their_own_training_rows():
     full = tiny("boston")
     cut = Data.of(full, (0, 3), "cpu")
@@ -231,20 +245,80 @@ def test_rates_are_scored_by_the_protocols_metric(experiment):
         assert found[1] == math.inf
 
 
-def test_scales_are_scored_on_validation_and_on_noise_with_weights_four_to_one():
+def test_scales_are_scored_on_validation_plus_a_fifth_of_noise():
+    """Departure 33: validation + 0.2 × noise."""
     sweep_ = small_sweep(noise_points=2)
     mean, y = torch.tensor([[0.0, 1.0, 2.0, 3.0]])[..., None].repeat(2, 1, 1), torch.ones(2, 2, 1)
     prediction = GaussianPredictive(mean, torch.zeros_like(mean), torch.ones(2))
     constant = 0.5 * math.log(2 * math.pi)
     # Residuals 1, 0 on validation (targets 1) and 2, 3 on noise (targets 0).
-    expected = 0.8 * (0.25 + constant) + 0.2 * (13 / 4 + constant)
+    expected = (0.25 + constant) + 0.2 * (13 / 4 + constant)
     torch.testing.assert_close(sweep_._scale_scores(prediction, y, 2), torch.full((2,), expected))
     classes = small_sweep(experiment="uci-classification")
     log_p = torch.log(torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.99, 0.01]])).repeat(2, 1, 1)
     guess = CategoricalPredictive(log_p, torch.zeros_like(log_p), torch.zeros(2, 4))
-    expected = -0.4 * (math.log(0.9) + math.log(0.8)) - 0.05 * (2 * math.log(0.5) + math.log(0.99) + math.log(0.01))
+    expected = -0.5 * (math.log(0.9) + math.log(0.8)) - 0.05 * (2 * math.log(0.5) + math.log(0.99) + math.log(0.01))
     labels = torch.tensor([[0, 1], [0, 1]])
     torch.testing.assert_close(classes._scale_scores(guess, labels, 2), torch.full((2,), expected))
+
+
+def test_published_nlpd_is_that_of_one_gaussian():
+    """Departure 33: N(y | mean of f, s² + var f) of the draws, in the table and for the scale; not their mixture."""
+    sweep_ = small_sweep()
+    nets = sweep_._first("rbf-sin")
+    x, y = sweep_.data.x[sweep_.data.test], sweep_.data.y[sweep_.data.test]
+    posterior = sweep_._published(nets, sweep_.data.train)
+    f = torch.stack([d[0] for d in posterior.outputs(x, scales=[200.0], num=6)]).double()
+    std = (posterior.noise.double().square()[:, None, None] + f.var(0, correction=0)).sqrt()
+    expected = -torch.distributions.Normal(f.mean(0), std).log_prob(y.double()).mean((1, 2))
+    rows = sweep_._test(nets, 200.0)
+    for row, nlpd in zip(rows, expected.tolist(), strict=True):
+        assert row["nlpd"] == pytest.approx(nlpd, rel=1e-4)
+    mixture = GaussianPredictive.from_samples(f, posterior.noise.double()).log_prob(y.double())
+    assert rows[0]["nlpd"] != pytest.approx(-mixture[0].mean().item(), rel=1e-2)
+
+
+def test_only_the_numeric_columns_of_adult_are_standardised_under_paper(monkeypatch):
+    """Departure 34: its 0/1 columns stay; under bochner all are standardised."""
+    generator = np.random.default_rng(1)
+    x = np.concatenate([generator.normal(3, 5, (60, 6)), generator.random((60, 4)) < 0.2], 1)
+    names = (*uci.ADULT_NUMERIC, "a=1", "a=2", "b=1", "b=2")
+    full = Dataset("adult", x, np.arange(60) % 2, 2, names)
+    seen = {}
+    monkeypatch.setattr(uci, "load", lambda _: full)
+
+    def look(config, data, *_):
+        seen[config.protocol] = data
+        raise InterruptedError("seen")
+
+    monkeypatch.setattr(uci, "_Sweep", look)
+    for protocol in ("paper", "bochner"):
+        with pytest.raises(InterruptedError, match="seen"):
+            run_set(Config(experiment="uci-classification", protocol=protocol, **SMALL), "adult", ["relu"])
+    order = np.concatenate([full.x, full.x])
+    paper, ours = seen["paper"], seen["bochner"]
+    np.testing.assert_array_equal(paper.x[:, 6:].numpy(), order[:, 6:])
+    torch.testing.assert_close(paper.x[:, :6], ours.x[:, :6])
+    assert paper.x[paper.train[0]][:, :6].std(0, correction=0).numpy() == pytest.approx(1.0, rel=1e-5)
+    assert ours.x[ours.train[0]][:, 6:].std(0, correction=0).numpy() == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["relu", "local-rbf", "local-matern32"])
+def test_the_published_prior_of_normal_biases_is_taken_at_the_linked_bias(name):
+    """Departure 38: N(π tanh(b/2) | 0, 1), while the layer adds b itself."""
+    layer = build(name, 3, 2, protocol="paper", seed=0, **SHAPE).double().layer
+    gradients = torch.autograd.grad(layer.log_prior(), list(layer.parameters()))
+    slopes = layer.log_prior_slopes({n: p.detach() for n, p in layer.named_parameters()})
+    for (n, _), gradient in zip(layer.named_parameters(), gradients, strict=True):
+        torch.testing.assert_close(slopes[n], gradient, msg=n)
+    slope, half = slopes["bias"], torch.tanh(layer.bias / 2)
+    torch.testing.assert_close(slope, -(math.pi * half) * (math.pi / 2) * (1 - half**2))
+    before = layer.log_prior().item()
+    with torch.no_grad():
+        layer.bias[0] += 0.7
+    moved = math.pi * torch.tanh(layer.bias[0] / 2), math.pi * torch.tanh((layer.bias[0] - 0.7) / 2)
+    assert layer.log_prior().item() - before == pytest.approx((moved[1] ** 2 - moved[0] ** 2).item() / 2)
+    torch.testing.assert_close(layer.linked_bias, layer.bias)
 
 
 def test_the_published_curvature_sees_the_first_batch_with_dropout_on():
@@ -332,9 +406,37 @@ def test_swag_rows():
     config = Config(experiment="uci-classification", protocol="paper", posterior="swag", **{**SMALL, "hidden": (8, 6)})
     rows = run_set(config, "diabetes", ["rbf-sin"])
     assert [r["status"] for r in rows] == ["ok", "ok"]
-    assert all(1e-4 <= r["lr"] <= 3 and 0 <= r["accuracy"] <= 1 for r in rows)
+    grid = np.linspace(0.001, 3, 4)
+    assert all(r["lr"] in grid and 0 <= r["accuracy"] <= 1 for r in rows)
     paper = Config.swag(experiment="uci-classification", protocol="paper")
     assert (paper.hidden, paper.width, paper.epochs) == ((1000, 1000, 500), 50, 20)
+    # Dropout sits before the 500-wide layer.
+    layers = list(build("relu", 8, 2, protocol="paper", seed=0, hidden=paper.hidden, width=paper.width).extractor)
+    place = next(i for i, layer in enumerate(layers) if isinstance(layer, SeededDropout))
+    assert (layers[place].width, layers[place + 1].out_features) == (1000, 500)
+
+
+@pytest.mark.usefixtures("generated")
+@pytest.mark.parametrize(("protocol", "optimizer"), [("paper", training.sgd), ("bochner", training.adam)])
+def test_the_first_phase_of_published_swag_is_sgd(protocol, optimizer, monkeypatch):
+    """Departure 36: SGD with momentum, though the text calls it Adam."""
+
+    def stop(_nets, _x, _y, recipe, **_):
+        raise InterruptedError(recipe.optimizer.__name__)
+
+    monkeypatch.setattr(swag, "fit_map", stop)
+    config = Config(experiment="uci-classification", protocol=protocol, posterior="swag", **{**SMALL, "hidden": (8, 6)})
+    with pytest.raises(InterruptedError, match=optimizer.__name__):
+        run_set(config, "diabetes", ["rbf-sin"])
+
+
+def test_the_published_search_is_a_linear_grid():
+    """Departure 36: from 0.001 to 3 in even steps; a rate that diverges does not count."""
+    best, tried = swag.linear_search(lambda rate: math.nan if rate > 2 else abs(rate - 1), trials=4)
+    assert [rate for rate, _ in tried] == pytest.approx([0.001, 0.001 + 2.999 / 3, 0.001 + 2 * 2.999 / 3, 3.0])
+    assert best == pytest.approx(0.001 + 2.999 / 3)
+    with pytest.raises(DivergedError, match=r"No learning rate between 0.001 and 3.0 gave a finite score"):
+        swag.linear_search(lambda _: math.nan, trials=3)
 
 
 @pytest.mark.usefixtures("generated")

@@ -49,29 +49,31 @@ def _folder(out: Path) -> Path:
     return out
 
 
-def _run_toys(names: list[str], out: Path, seed: int) -> None:
-    """Runs toy experiments one after another: rows first, then figures from the rows."""
+def _run_toys(names: list[str], out: Path, seed: int, protocol: str) -> None:
+    """Runs toy experiments one after another: rows first, then figures from the rows. Those of "paper" have it in their names."""
     import jax
 
     from bochner.experiments.rows import provenance, read_rows, write_rows
     from bochner.experiments.toys import EXPERIMENTS, Config
+    from bochner.experiments.uci import PROTOCOLS
     from bochner.reports.theory import save_figure
     from bochner.reports.toys import DRAWN_FROM, FIGURES
 
+    suffix = "-paper" if _word(protocol, PROTOCOLS, "protocol") == "paper" else ""
     for name in names:
-        path = out / f"{name}.jsonl"
-        common = {"experiment": name, "seed": seed, "protocol": "bochner"}
+        path = out / f"{name}{suffix}.jsonl"
+        common = {"experiment": name, "seed": seed, "protocol": protocol}
         have = read_rows(path)
         if not (have and all(have[0].get(key) == value for key, value in common.items())):
             start = time.perf_counter()
-            rows = EXPERIMENTS[name](Config(seed=seed, progress=console.is_terminal))
+            rows = EXPERIMENTS[name](Config(seed=seed, protocol=protocol, progress=console.is_terminal))
             origin = provenance("cuda" if jax.default_backend() == "gpu" else "cpu") | {"jax": jax.__version__}
             write_rows(path, [{**common, **origin, **row} for row in rows])
             console.print(f"{name:<12} {time.perf_counter() - start:5.1f} s   {path}", soft_wrap=True)
         for figure in DRAWN_FROM[name]:
             for kind in ("svg", "png"):
-                save_figure(FIGURES[figure](read_rows(path)), out / f"{figure}.{kind}")
-            console.print(f"{figure:<12} {out / f'{figure}.svg'}", soft_wrap=True)
+                save_figure(FIGURES[figure](read_rows(path)), out / f"{figure}{suffix}.{kind}")
+            console.print(f"{figure:<12} {out / f'{figure}{suffix}.svg'}", soft_wrap=True)
 
 
 def _run_theory(names: list[str], out: Path, seed: int) -> None:
@@ -224,7 +226,9 @@ def run(
     ],
     out: Annotated[Path | None, typer.Option(help="Folder for rows and figures; results/KIND by default.")] = None,
     seed: Seed = 0,
-    protocol: Annotated[str, typer.Option(help="UCI, rotated: 'bochner', or 'paper' as the code did it.")] = "bochner",
+    protocol: Annotated[
+        str, typer.Option(help="UCI, rotated, toys: 'bochner', or 'paper' as the code did it.")
+    ] = "bochner",
     posterior: Annotated[str, typer.Option(help="UCI: 'kfac' or, for classes, 'swag'.")] = "kfac",
     sets: Annotated[str | None, typer.Option(help="UCI: data sets, comma-separated; all by default.")] = None,
     models: Annotated[str | None, typer.Option(help="UCI, images: models, comma-separated; all by default.")] = None,
@@ -253,7 +257,7 @@ def run(
         if theory := [name for name in names if name in EXPERIMENTS]:
             _run_theory(theory, _folder(out or Path("results/theory")), seed)
         if toys := [name for name in names if name in TOYS]:
-            _run_toys(toys, _folder(out or Path("results/toys")), seed)
+            _run_toys(toys, _folder(out or Path("results/toys")), seed, protocol)
         for name in (name for name in names if name in SETS):
             options: Any = {"folds": folds, "device": device, "engine": engine, "workers": workers}
             _run_uci(name, out or Path("results/uci"), seed, protocol, posterior, sets, models, **options)

@@ -2,14 +2,14 @@
 
 Extractors and likelihoods of all members run as one batch; model layers run in runs of members that share their activation, and
 their priors in runs that share the spectrum. Gaussian priors have linear gradients, so they go to the optimiser as weight decay,
-which fused optimisers apply in the pass that they make anyway; the rest of the log joint is differentiated.
+which fused optimisers apply in the pass that they make anyway; those of model layers have theirs in closed form; the likelihood is
+differentiated. The values of the priors are computed once an epoch.
 
 On CUDA a whole step, from drawing the batch to the update, is captured once as a graph and replayed.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ from bochner.spectra import normal_log_prob
 from bochner.validation import activation_runs, equal_runs
 
 Parameters = dict[str, Tensor]
-Gradients = Sequence[Tensor | None]
 
 
 class _Head(nn.Module):
@@ -49,6 +48,14 @@ class _HeadPrior(nn.Module):
 
     def forward(self) -> Tensor:
         return self.layer.log_prior() + amplitude_log_prior(self.output.log_amplitude, jacobian=False)
+
+    def slopes(self, parameters: Parameters) -> Parameters:
+        """Gradients in the parameters given by name, in closed form; without those that are zero everywhere."""
+        own = {n.removeprefix("layer."): p for n, p in parameters.items() if n.startswith("layer.")}
+        slopes = {f"layer.{n}": slope for n, slope in self.layer.log_prior_slopes(own).items()}
+        if "output.log_amplitude" in parameters:
+            slopes["output.log_amplitude"] = 1 - parameters["output.log_amplitude"].exp()
+        return slopes
 
 
 class _Likelihood(nn.Module):
@@ -104,11 +111,6 @@ def stacked(module: nn.Module, numbers: Parameters, *inputs: Tensor) -> Tensor:
     return vmap(single, randomness="error")(numbers, *inputs)
 
 
-def _has_own_prior(name: str) -> bool:
-    """Whether a parameter of the head has a prior that is not Gaussian."""
-    return name.startswith("layer.") or name == "output.log_amplitude"
-
-
 def _size(members: slice) -> int:
     return members.stop - members.start
 
@@ -118,21 +120,14 @@ def _flat(value: Tensor) -> Tensor:
     return value.permute(sorted(range(value.ndim), key=value.stride, reverse=True))
 
 
-def _mean_over_processes(rows: int, losses: Tensor, gradients: Gradients) -> tuple[Tensor, Gradients]:
+def _mean_over_processes(rows: int, losses: Tensor, gradients: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Averages of what every process has found at its own rows, weighed by their number; in one exchange."""
-    values = [losses.detach(), *(g for g in gradients if g is not None)]
-    flat = torch.cat([*(rows * v.reshape(-1) for v in values), losses.new_full((1,), rows).detach()])
+    values = [losses, *gradients]
+    flat = torch.cat([*(rows * v.reshape(-1) for v in values), losses.new_full((1,), rows)])
     torch.distributed.all_reduce(flat)
     parts = (flat[:-1] / flat[-1]).split([v.numel() for v in values])
-    means = iter([part.view_as(v) for part, v in zip(parts, values, strict=True)])
-    return next(means), [None if g is None else next(means) for g in gradients]
-
-
-def _sum(a: Tensor | None, b: Tensor | None) -> Tensor:
-    """Sum of two gradients, either of which may be absent."""
-    total = b if a is None else a if b is None else a.add_(b)
-    assert total is not None, "every trainable parameter has a gradient"
-    return total
+    mean, *means = (part.view_as(v) for part, v in zip(parts, values, strict=True))
+    return mean, means
 
 
 class Minibatches:
@@ -211,7 +206,6 @@ class Stack:
         self.heads = [Part.of([_Head(m) for m in models[s]], s, "") for s in activations]
         self.likelihood = Part.of([_Likelihood(m, num_data) for m in models], everyone, "")
         self.parts = [self.extractor, *self.heads, self.likelihood]
-        self.aside = torch.cuda.Stream(rates.device) if rates.is_cuda else None
         self.dropouts = [(n, m) for n, m in self.extractor.module.named_modules() if isinstance(m, SeededDropout)]
         self.decay = models[0].precisions()
 
@@ -291,53 +285,32 @@ class Stack:
         return masks
 
     def _gradients(self, rows: int) -> tuple[Tensor, list[Tensor]]:
-        """Losses (E,) of the next ``rows`` rows of every member's order, and the gradients of all parameters."""
-        with self._beside():
-            prior, known = self._head_priors()
+        """Losses (E,) of the next ``rows`` rows of every member, and the gradients of all parameters, priors included."""
         x, y = self.source.take(rows)
         z = self.extractor(x, **self._masks(rows)).split([_size(h.members) for h in self.heads])
         f = torch.cat([head(own) for head, own in zip(self.heads, z, strict=True)])
         losses = self.likelihood(f, y)
         leaves = [p for part in self.parts for p in part.parameters.values()]
-        gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        gradients = [torch.zeros_like(p) if g is None else g for g, p in zip(found, leaves, strict=True)]
+        losses = losses.detach()
         if self.source.shared:
             losses, gradients = _mean_over_processes(rows, losses, gradients)
-        if self.aside is not None:
-            torch.cuda.current_stream().wait_stream(self.aside)
-        return losses.detach() + prior, [_sum(g, known.get(id(p))) for g, p in zip(gradients, leaves, strict=True)]
+        self._add_head_priors({id(p): g for p, g in zip(leaves, gradients, strict=True)})
+        return losses, gradients
 
-    def _head_priors(self) -> tuple[Tensor, dict[int, Tensor]]:
-        """Minus the log priors of the heads over N, (E,), and their gradients by the identity of the parameter.
-
-        One computation for each run of equal spectra, on aliases of the parameters: these may be on a stream of their own.
-        """
-        parts: list[Tensor] = []
-        aliases: dict[int, Tensor] = {}
+    @torch.no_grad()
+    def _add_head_priors(self, gradients: dict[int, Tensor]) -> None:
+        """Adds what the priors of the heads contribute, to gradients by the identity of their parameter."""
         for head in self.heads:
-            numbers = {n: p for n, p in head.fixed.items() if _has_own_prior(n)}
-            for name, p in head.parameters.items():
-                if _has_own_prior(name):
-                    numbers[name] = aliases[id(p)] = p.detach().requires_grad_()
-            spectra = [m.layer.spectrum for m in self.models[head.members]]
-            for own in equal_runs(spectra):
-                first = _HeadPrior(self.models[head.members.start + own.start])
-                parts.append(stacked(first, {n: p[own] for n, p in numbers.items()}))
-        prior = -torch.cat(parts) / self.num_data
-        if not aliases:
-            return prior, {}
-        # Uniform biases have a flat prior: no gradient.
-        gradients = torch.autograd.grad(prior.sum(), list(aliases.values()), allow_unused=True)
-        return prior.detach(), {i: g for i, g in zip(aliases, gradients, strict=True) if g is not None}
+            for prior, run in self._head_priors(head):
+                for name, slope in prior.slopes({n: p.detach()[run] for n, p in head.parameters.items()}).items():
+                    gradients[id(head.parameters[name])][run].sub_(slope, alpha=1 / self.num_data)
 
-    @contextlib.contextmanager
-    def _beside(self) -> Iterator[None]:
-        """On CUDA, work on a stream of its own: many small operations that the big ones need not wait for."""
-        if self.aside is None:
-            yield
-            return
-        self.aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.aside):
-            yield
+    def _head_priors(self, head: Part) -> Iterator[tuple[_HeadPrior, slice]]:
+        """Runs of a part's members with the same spectrum, each with its first member's prior."""
+        for run in equal_runs([m.layer.spectrum for m in self.models[head.members]]):
+            yield _HeadPrior(self.models[head.members.start + run.start]), run
 
     def _step(self, rows: int) -> None:
         losses, gradients = self._gradients(rows)
@@ -394,7 +367,7 @@ class Stack:
                 graphs[rows]() if graphs else self._step(rows)
                 steps += 1
             # The last step's update has met no loss yet: its parameters must not become those to fall back on.
-            prior = self._gaussian_prior()
+            prior = self._prior()
             limit = self.explosion * self.first.abs().clamp(min=1.0)
             diverged |= self.bad | ~torch.isfinite(prior) | (prior > limit)
             if bool(diverged.any()):
@@ -418,9 +391,13 @@ class Stack:
             value.copy_(torch.where(diverged[own].reshape(-1, *[1] * (value.ndim - 1)), before, value))
 
     @torch.no_grad()
-    def _gaussian_prior(self) -> Tensor:
-        """What weight decay stands for: minus the Gaussian log priors over N, (E,)."""
+    def _prior(self) -> Tensor:
+        """Minus the log priors over N, (E,), but for that of the noise, which is part of the losses."""
         total = torch.zeros_like(self.total)
+        for head in self.heads:
+            numbers = head.parameters | head.fixed
+            for prior, run in self._head_priors(head):
+                total[head.members][run] -= stacked(prior, {n: p[run] for n, p in numbers.items()})
         for part in self.parts:
             for name, value in (part.parameters | part.fixed).items():
                 precision = self.decay.get(part.prefix + name)

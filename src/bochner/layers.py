@@ -163,6 +163,21 @@ class StationaryLayer(nn.Module):
             self.spectrum, self.activation, self.weight, self.bias, self.log_lengthscale, jacobian=jacobian
         )
 
+    def log_prior_slopes(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients of ``log_prior`` in the given parameters, in closed form; without those that are zero everywhere.
+
+        Args:
+            parameters: Values by the layer's names; they may be those of many layers, stacked along first dimensions.
+        """
+        slopes = {}
+        if "weight" in parameters:
+            slopes["weight"] = self.spectrum.weight_score(parameters["weight"])
+        if "bias" in parameters and self.activation.bias == "normal":
+            slopes["bias"] = -parameters["bias"]
+        if "log_lengthscale" in parameters:
+            slopes["log_lengthscale"] = 1 - 0.5 * parameters["log_lengthscale"].exp()
+        return slopes
+
     def induced_kernel(self) -> InducedKernel:
         """The kernel of the layer's prior at infinite width and its present lengthscale."""
         return induced_kernel(self.activation, self.spectrum, lengthscale=self.lengthscale.detach())

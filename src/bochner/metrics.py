@@ -6,7 +6,8 @@ out-of-distribution inputs as positives.
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+from sklearn.metrics import auc as area
+from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
 
 
 def _arrays(**named: ArrayLike) -> list[np.ndarray]:
@@ -102,16 +103,21 @@ def ood_auc(inside: ArrayLike, outside: ArrayLike) -> float:
     return float(roc_auc_score(*_ood(inside, outside)))
 
 
-def ood_aupr(inside: ArrayLike, outside: ArrayLike, *, weight: float = 1.0) -> float:
+def ood_aupr(inside: ArrayLike, outside: ArrayLike, *, weight: float = 1.0, trapezoid: bool = False) -> float:
     """Average precision of detecting the outside inputs; higher is better, its base rate is their share.
 
     Args:
         inside: Scores of the inputs that are in distribution.
         outside: Scores of those that are not.
         weight: How many inputs each outside one stands for, where they are a sample of a larger set.
+        trapezoid: Whether to join the points of the curve by straight lines, which is too kind to a score, but often done.
     """
     labels, scores = _ood(inside, outside)
-    return float(average_precision_score(labels, scores, sample_weight=np.where(labels == 1, weight, 1.0)))
+    weights = np.where(labels == 1, weight, 1.0)
+    if trapezoid:
+        precision, recall, _ = precision_recall_curve(labels, scores, sample_weight=weights)
+        return float(area(recall, precision))
+    return float(average_precision_score(labels, scores, sample_weight=weights))
 
 
 def fpr95(inside: ArrayLike, outside: ArrayLike) -> float:

@@ -70,6 +70,12 @@ class Spectrum(ABC):
     def weight_log_prob(self, weight: Any, xp: Any = torch) -> Any:
         """Log p(w) at unit lengthscale: (..., d) to (...)."""
 
+    def weight_score(self, weight: Tensor) -> Tensor:
+        """Gradient of log p(w), (..., d); subclasses have it in closed form."""
+        with torch.enable_grad():
+            value = weight.detach().requires_grad_()
+            return torch.autograd.grad(self.weight_log_prob(value).sum(), value)[0]
+
     @abstractmethod
     def uniforms(self, dim: int) -> int:
         """How many uniform numbers one weight vector of ``dim`` inputs is made from."""
@@ -140,6 +146,10 @@ class RBF(Spectrum):
         r"""$-\frac12 \lVert w\rVert^2 - \frac d2 \log 2\pi$."""
         return -0.5 * xp.sum(weight * weight, -1) - 0.5 * weight.shape[-1] * math.log(2 * math.pi)
 
+    def weight_score(self, weight: Tensor) -> Tensor:
+        r"""$-w$."""
+        return -weight
+
     def uniforms(self, dim: int) -> int:
         """One for each input."""
         return dim
@@ -189,6 +199,13 @@ class Matern(Spectrum):
         if self.product:
             return xp.sum(self._t_log_prob(weight * weight, 1, xp), -1)
         return self._t_log_prob(xp.sum(weight * weight, -1), weight.shape[-1], xp)
+
+    def weight_score(self, weight: Tensor) -> Tensor:
+        r"""$-(2\nu + d)\, w / (2\nu + \lVert w\rVert^2)$; for a product every coordinate on its own, as if $d = 1$."""
+        square, dim = weight.square(), 1 if self.product else weight.shape[-1]
+        if not self.product:
+            square = square.sum(-1, keepdim=True)
+        return weight * (-(2 * self.nu + dim) / (2 * self.nu + square))
 
     def _t_log_prob(self, squared_norm: Any, dim: int, xp: Any) -> Any:
         half = self.nu + dim / 2

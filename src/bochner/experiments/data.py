@@ -1,6 +1,6 @@
 """A data set cut into the paper's folds, and the metrics of each fold."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,20 @@ class Data:
     classes: int | None
 
     @classmethod
-    def of(cls, data: Dataset, chosen: Sequence[int], device: str) -> "Data":
-        """Cuts and standardises; a column that is constant in training stays at zero."""
+    def of(cls, data: Dataset, chosen: Sequence[int], device: str, *, scaled: Collection[str] | None = None) -> "Data":
+        """Cuts and standardises; a column that is constant in training stays at zero.
+
+        Args:
+            data: The data set.
+            chosen: Its folds, by number.
+            device: Where the tensors go.
+            scaled: Names of the inputs to standardise; all of them by default. The others stay as they are.
+        """
         splits = [folds(len(data.x))[f] for f in chosen]
+        fixed = np.array([scaled is not None and name not in scaled for name in data.features])
         inputs, targets = [], []
         for train, _ in splits:
-            inputs.append(_standardise(data.x, train))
+            inputs.append(np.where(fixed, data.x, _standardise(data.x, train)))
             targets.append(_standardise(data.y[:, None], train) if data.classes is None else data.y)
         offset = torch.arange(len(splits))[:, None] * len(data.x)
         x = torch.from_numpy(np.concatenate(inputs)).float()

@@ -1,10 +1,14 @@
 """CIFAR-10 against CIFAR-100 and SVHN: what networks trained on the first make of the other two.
 
-One GoogLeNet, trained here, gives the features; they are computed once. On them, for five models: SWAG as in the paper, scored as
-its code does ("paper": BatchNorm statistics of the set that is scored, twice SWAG's covariance, no low-rank part outside), as its
-code would with the training set's BatchNorm ("paper-train-bn"), and as it should be ("bochner"); and a closed-form posterior of the
-output layer, which needs no training but a choice of lengthscale and amplitude. Beside them what people compare with: maximum
-probability, energy, and an ensemble of heads.
+One GoogLeNet, trained here, gives the features; they are computed once. On them, for five models: SWAG as the published code has
+it, SWAG as it should be ("bochner"), and a closed-form posterior of the output layer, which needs no training but a choice of
+lengthscale and amplitude. Beside them what people compare with: maximum probability, energy, and an ensemble of heads.
+
+The published code shows images in [0, 1] to a GoogLeNet that was trained on standardised ones, and trains heads by SGD on crops
+and mirror images with dropout 0.1, BatchNorm in training mode. It draws with twice SWAG's covariance, outside without its low-
+rank part. Its three protocols differ in the BatchNorm of images outside: "paper" takes the statistics of the set that is scored,
+as the code does, "paper-train-bn" those of the training images, and "paper-guess" those that GoogLeNet was trained with, of
+standardised images: a guess at what made the paper's table.
 
 5,000 training images are held out of everything, to choose the learning rate of SWAG (the paper uses the test set) and the
 hyperparameters of the closed form.
@@ -32,17 +36,19 @@ from bochner.experiments.pretraining import (
     matmul_rate,
     now,
     pretrained,
+    training_features,
 )
 from bochner.experiments.rows import Row, add_rows, provenance, read_rows
 from bochner.experiments.scoring import OUTSIDE, plain_rows, prediction_rows
-from bochner.experiments.swag import hold_lengthscales
+from bochner.experiments.swag import hold_lengthscales, linear_search
 from bochner.experiments.zoo import assemble
 from bochner.models import Model
+from bochner.networks import SeededDropout
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
 from bochner.posteriors.mixture import drawn_outputs
 from bochner.posteriors.swag import DivergedError, Swag, tune_learning_rate
 from bochner.predictive import CategoricalPredictive
-from bochner.training import Recipe, adam, fit_map
+from bochner.training import Recipe, adam, fit_map, sgd
 
 NETWORKS = ("relu", "local-rbf", "rbf-sin", "local-matern32", "matern32-sin")
 HEADS = ("text", "code")
@@ -60,6 +66,9 @@ class Config:
         schedule: How GoogLeNet is trained.
         held_out: Training images that only choose hyperparameters.
         epochs: Epochs of Adam.
+        published_epochs: Epochs of SGD under "paper"; the code has 50 where the text says 20 of Adam.
+        dropout: Dropout of the features under "paper".
+        views: Crops of the training images under "paper"; every epoch sees the next of them.
         batch_size: Images in a minibatch.
         swag_epochs: Epochs from which SWAG is collected.
         rank: Deviations that it keeps.
@@ -79,6 +88,9 @@ class Config:
     schedule: Schedule = field(default_factory=Schedule)
     held_out: int = 5000
     epochs: int = 20
+    published_epochs: int = 50
+    dropout: float = 0.1
+    views: int = 4
     batch_size: int = 128
     swag_epochs: int = 40
     rank: int = 20
@@ -126,19 +138,38 @@ class Features:
         rate = num * flop(net[0], seen[:1]) / seconds
         self.speed = {"images_per_second": round(num / seconds), "extraction_tflops": rate / 1e12}
         self.speed["matmul_share"] = rate / matmul_rate(config.device)
-        self.paper = self.bochner | {name: features(net, sets[name], statistics_of=sets[name]) for name in OUTSIDE}
-        self.linear, self.whole = copy.deepcopy(net[1]), {"paper": self.paper, "bochner": self.bochner}
+        own = self.bochner | {name: features(net, sets[name], statistics_of=sets[name]) for name in OUTSIDE}
+        self.linear, self.whole = copy.deepcopy(net[1]), {"paper": own, "bochner": self.bochner}
+        self.heads = self.whole
+        del sets, seen
+        plain = {"train": train[:cut], "held_out": train[cut:], "cifar10": torch.from_numpy(data.x_test), **images}
+        self._published(config, net, {name: show.plain(x) for name, x in plain.items()})
+        self.projection = None
         if config.head == "code":
-            self._project(config.seed)
-        self.heads = {"paper": self.paper, "bochner": self.bochner}
+            wide = self.bochner["train"].shape[1]
+            matrix = torch.randn(wide, 25, generator=torch.Generator().manual_seed(config.seed)) / math.sqrt(wide)
+            self.projection = matrix.to(config.device)
+            self.heads = {
+                protocol: {name: (x @ self.projection).relu() for name, x in which.items()}
+                for protocol, which in self.whole.items()
+            }
+            self.bochner = self.heads["bochner"]
 
-    def _project(self, seed: int) -> None:
-        """The fixed projection to 25 of the published code, with its ReLU. The linear head keeps the features."""
-        wide = self.bochner["train"].shape[1]
-        matrix = torch.randn(wide, 25, generator=torch.Generator().manual_seed(seed)) / math.sqrt(wide)
-        self.bochner, self.paper = (
-            {name: (x @ matrix.to(x)).relu() for name, x in which.items()} for which in (self.bochner, self.paper)
-        )
+    def _published(self, config: Config, net: nn.Sequential, plain: dict[str, Tensor]) -> None:
+        """Features of images in [0, 1]: views of the training images, and every other set under the three protocols."""
+        self.views = [
+            training_features(net, plain["train"], seed=config.seed, stream=view) for view in range(config.views)
+        ]
+        others = {name: x for name, x in plain.items() if name != "train"}
+        sizes = [len(x) for x in others.values()]
+        adapted = features(net, torch.cat(list(others.values())), statistics_of=plain["train"]).split(sizes)
+        known = dict(zip(others, adapted, strict=True))
+        outside = {name: plain[name] for name in OUTSIDE}
+        self.published = {
+            "paper": known | {name: features(net, x, statistics_of=x) for name, x in outside.items()},
+            "paper-train-bn": known,
+            "paper-guess": known | {name: features(net, x) for name, x in outside.items()},
+        }
 
 
 def _head(
@@ -161,38 +192,91 @@ class _Collected:
     """A head, its SWAG posterior, and the learning rate that the held-out images chose."""
 
     def __init__(self, config: Config, data: Features, name: str) -> None:
-        self.config = config
-        first = _head(config, data, name, "paper", seed=config.seed, width=config.width, lengthscale=1.0)
+        self.config, self.data, self.labels = config, data, data.labels["train"]
+        self.x, self.held_out = self._images()
+        first = self._head(name)
         trained = copy.deepcopy(first)
-        _fit(config, data, trained, config.seed)
+        self._fit(trained)
         for head in (trained, first):  # both from here on at what the first training found
             hold_lengthscales([head], [trained])
-        x, y = data.bochner["held_out"], data.labels["held_out"]
 
         def score(rate: float) -> float:
             try:
-                swag = self._collect(copy.deepcopy(trained), data, rate)
+                swag = self._collect(copy.deepcopy(trained), rate)
             except DivergedError:
                 return math.nan
-            return -float(swag.predict(x, config.draws, generator=self._generator(0)).log_prob(y).mean())
+            prediction = swag.predict(self.held_out, config.draws, generator=self._generator(0))
+            return -float(prediction.log_prob(data.labels["held_out"]).mean())
 
-        self.rate, self.tried = tune_learning_rate(score, trials=config.trials, seed=config.seed)
-        _fit(config, data, first, config.seed)
-        self.swag = self._collect(first, data, self.rate)
+        self.rate, self.tried = self._search(score)
+        self._fit(first)
+        self.swag = self._collect(first, self.rate)
+
+    def _images(self) -> tuple[Tensor, Tensor]:
+        """Features to train on, and those of the held-out images."""
+        return self.data.bochner["train"], self.data.bochner["held_out"]
+
+    def _head(self, name: str) -> Model:
+        config = self.config
+        return _head(config, self.data, name, "paper", seed=config.seed, width=config.width, lengthscale=1.0)
+
+    def _fit(self, head: Model) -> None:
+        _fit(self.config, self.data, head, self.config.seed)
+
+    def _search(self, score: Callable[[float], float]) -> tuple[float, list[tuple[float, float]]]:
+        return tune_learning_rate(score, trials=self.config.trials, seed=self.config.seed)
+
+    def _next_epoch(self) -> None:
+        """Nothing changes from epoch to epoch."""
 
     def _generator(self, stream: int) -> torch.Generator:
         return torch.Generator(self.config.device).manual_seed(self.config.seed + stream)
 
-    def _collect(self, head: Model, data: Features, rate: float) -> Swag:
+    def _collect(self, head: Model, rate: float) -> Swag:
         config = self.config
         sizes: Any = {"epochs": config.swag_epochs, "rank": config.rank, "batch_size": config.batch_size}
-        return Swag(head, data.bochner["train"], data.labels["train"], lr=rate, seed=config.seed, **sizes)
+        options: Any = {"seed": config.seed, "after_epoch": self._next_epoch}
+        return Swag(head, self.x, self.labels, lr=rate, **sizes, **options)
 
-    def predict(self, x: Tensor, protocol: str, *, outside: bool) -> Any:
-        """Prediction at features, under a protocol; the published one differs inside and outside the distribution."""
-        if protocol == "bochner":
-            return self.swag.predict(x, self.config.draws, generator=self._generator(1))
-        # Twice SWAG's covariance inside; outside its diagonal part alone.
+    def predict(self, x: Tensor, *, outside: bool) -> Any:  # noqa: ARG002
+        """Prediction at features."""
+        return self.swag.predict(x, self.config.draws, generator=self._generator(1))
+
+
+class _Published(_Collected):
+    """The same as the published code has it: SGD on changing views, dropout, a linear grid, draws that differ outside."""
+
+    def _images(self) -> tuple[Tensor, Tensor]:
+        self.epoch = 0
+        return self.data.views[0].clone(), self.data.published["paper"]["held_out"]
+
+    def _head(self, name: str) -> Model:
+        config, matrix = self.config, self.data.projection
+        extractor = nn.Sequential(SeededDropout(config.dropout, self.x.shape[1]))
+        size = self.x.shape[1] if matrix is None else matrix.shape[1]
+        if matrix is not None:
+            extractor.append(fixed := nn.Linear(*matrix.shape, bias=False))
+            fixed.weight = nn.Parameter(matrix.mT.contiguous(), requires_grad=False)
+        options: Any = {"protocol": "paper", "seed": config.seed, "width": config.width, "lengthscale": 1.0}
+        return assemble(name, extractor, size, CLASSES, **options).to(config.device)
+
+    def _fit(self, head: Model) -> None:
+        config = self.config
+        recipe = Recipe(config.published_epochs, config.batch_size, sgd, 1e-4, 1e-5, tf32=True)
+        options: Any = {"seed": config.seed, "after_epoch": lambda _: self._next_epoch()}
+        if bool(fit_map(head, self.x, self.labels, recipe, **options).diverged.any()):
+            raise DivergedError("Training of a head diverged.")
+
+    def _search(self, score: Callable[[float], float]) -> tuple[float, list[tuple[float, float]]]:
+        return linear_search(score, trials=self.config.trials)
+
+    def _next_epoch(self) -> None:
+        """Gives the next epoch the next view, in the memory that training reads from."""
+        self.epoch += 1
+        self.x.copy_(self.data.views[self.epoch % len(self.data.views)])
+
+    def predict(self, x: Tensor, *, outside: bool) -> Any:
+        """Prediction from twice SWAG's covariance inside; outside from its diagonal part alone."""
         shares: Any = {"diagonal": 1.0, "low_rank": 0.0 if outside else 1.0}
         drawn = self.swag.sample_weights(self.config.draws, **shares, generator=self._generator(1))
         outputs = drawn_outputs(self.swag.model.eval(), drawn, self.swag.fixed | self.swag.buffers, x)
@@ -226,14 +310,19 @@ def _closed_form(config: Config, data: Features, name: str) -> tuple[ClosedFormC
 
 def _swag_rows(config: Config, data: Features, name: str) -> Iterator[Row]:
     collected = _Collected(config, data, name)
-    chosen = {"swag_lr": collected.rate, "tried": collected.tried}
-    for protocol, sets in (("paper", data.paper), ("paper-train-bn", data.bochner), ("bochner", data.bochner)):
+    predictions = {which: collected.predict(data.bochner[which], outside=False) for which in ("cifar10", *OUTSIDE)}
+    for row in prediction_rows(predictions, data.labels["cifar10"]):
+        yield {"protocol": "bochner", **row, "swag_lr": collected.rate, "tried": collected.tried}
+
+
+def _published_swag_rows(config: Config, data: Features, name: str) -> Iterator[Row]:
+    collected = _Published(config, data, name)
+    for protocol, sets in data.published.items():
         predictions = {
-            which: collected.predict(sets[which], protocol, outside=which != "cifar10")
-            for which in ("cifar10", *OUTSIDE)
+            which: collected.predict(sets[which], outside=which != "cifar10") for which in ("cifar10", *OUTSIDE)
         }
-        for row in prediction_rows(predictions, data.labels["cifar10"]):
-            yield {"protocol": protocol, **row, **chosen}
+        for row in prediction_rows(predictions, data.labels["cifar10"], mean_variance=True):
+            yield {"protocol": protocol, **row, "swag_lr": collected.rate, "tried": collected.tried}
 
 
 def _closed_form_rows(config: Config, data: Features, name: str) -> Iterator[Row]:
@@ -275,16 +364,24 @@ def _ensemble_rows(config: Config, data: Features, name: str) -> Iterator[Row]:
         yield {"protocol": "bochner", **row, "members": config.members}
 
 
-METHODS: dict[str, tuple[Callable[[Config, Features, str], Iterator[Row]], tuple[str, ...]]] = {
-    "map": (_plain_rows, ("googlenet", "relu")),
-    "ensemble": (_ensemble_rows, ("relu",)),
-    "closed_form": (_closed_form_rows, NETWORKS),
-    "swag": (_swag_rows, NETWORKS),
-}
+# Posterior, whether its rows are those of the published code, how they are made, and the models.
+METHODS: list[tuple[str, bool, Callable[[Config, Features, str], Iterator[Row]], tuple[str, ...]]] = [
+    ("map", False, _plain_rows, ("googlenet", "relu")),
+    ("ensemble", False, _ensemble_rows, ("relu",)),
+    ("closed_form", False, _closed_form_rows, NETWORKS),
+    ("swag", False, _swag_rows, NETWORKS),
+    ("swag", True, _published_swag_rows, NETWORKS),
+]
 
 
 def _key(row: Row) -> tuple[Any, ...]:
     return tuple(row[k] for k in ("head", "protocol", "posterior", "model", "score", "outside", "seed"))
+
+
+def _job(row: Row) -> tuple[Any, ...]:
+    """What made a row: the head, the posterior, whether as published, the model and the seed."""
+    published = row["posterior"] == "swag" and row["protocol"].startswith("paper")
+    return row["head"], row["posterior"], published, row["model"], row["seed"]
 
 
 def run(
@@ -296,9 +393,13 @@ def run(
     report: Callable[[str], None] = lambda _: None,
 ) -> list[Row]:
     """Makes the rows that are missing from ``path``, one method and model at a time, and returns all of them."""
-    have = {(row["head"], row["posterior"], row["model"], row["seed"]) for row in read_rows(path)}
-    jobs = [(method, name) for method, (_, names) in METHODS.items() for name in names]
-    jobs = [job for job in jobs if job[1] in (*models, "googlenet") and (config.head, *job, config.seed) not in have]
+    have = {_job(row) for row in read_rows(path)}
+    jobs = [
+        (posterior, published, name, make)
+        for posterior, published, make, names in METHODS
+        for name in names
+        if name in (*models, "googlenet") and (config.head, posterior, published, name, config.seed) not in have
+    ]
     if not jobs:
         return read_rows(path)
     start = time.perf_counter()
@@ -310,15 +411,17 @@ def run(
         f"{data.speed['images_per_second']} images/s, {data.speed['extraction_tflops']:.1f} TFLOP/s, "
         f"{data.speed['matmul_share']:.2f} of a matrix product's rate; {time.perf_counter() - start:.0f} s until here"
     )
-    for number, (method, name) in enumerate(jobs, start=1):
+    for number, (posterior, published, name, make) in enumerate(jobs, start=1):
         start = time.perf_counter()
         try:
-            found = [{"status": "ok", **row} for row in METHODS[method][0](config, data, name)]
+            found = [{"status": "ok", **row} for row in make(config, data, name)]
         except ValueError as error:  # a divergence, or numbers that are not finite: a row says so
-            found = [{"status": "diverged", "protocol": "", "score": "", "outside": "", "reason": str(error)}]
-        unit = {**common, "posterior": method, "model": name}
+            reason: Row = {"score": "", "outside": "", "reason": str(error)}
+            found = [{"status": "diverged", "protocol": "paper" if published else "bochner", **reason}]
+        unit = {**common, "posterior": posterior, "model": name}
         origin: Row = {"seconds": round(time.perf_counter() - start, 2), **extractor, **provenance(config.device)}
         add_rows(path, [{**unit, **row, **origin} for row in found], _key)
         state = "" if found[0]["status"] == "ok" else f"  diverged: {found[0]['reason']}"
-        report(f"[{number}/{len(jobs)}] {method} {name}  {origin['seconds']:.1f} s{state}")
+        kind = f"{posterior}, published" if published else posterior
+        report(f"[{number}/{len(jobs)}] {kind} {name}  {origin['seconds']:.1f} s{state}")
     return read_rows(path)

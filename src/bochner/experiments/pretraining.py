@@ -69,6 +69,11 @@ class Pictures:
         pixels = images.to(self.device).permute(0, 3, 1, 2).float()
         return ((pixels - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
+    def plain(self, images: Tensor) -> Tensor:
+        """The same with pixels in [0, 1], not standardised."""
+        pixels = images.to(self.device).permute(0, 3, 1, 2).float() / 255
+        return pixels.contiguous(memory_format=torch.channels_last)
+
 
 def _autocast(device: str) -> torch.autocast:
     return torch.autocast("cuda", torch.bfloat16, enabled=device.startswith("cuda"))
@@ -218,6 +223,17 @@ def features(net: nn.Sequential, images: Tensor, *, statistics_of: Tensor | None
     finally:
         for norm in norms:
             norm.momentum = 0.1
+        net[0].load_state_dict(kept)
+        net[0].eval()
+
+
+def training_features(net: nn.Sequential, images: Tensor, *, seed: int, stream: int) -> Tensor:
+    """Features of cropped and mirrored images with BatchNorm in training mode: each batch by its own statistics."""
+    kept = {name: value.clone() for name, value in net[0].state_dict().items()}
+    net[0].train()
+    try:
+        return _predict(net[0], shift(images, 4, seed, stream, mirror=True))
+    finally:
         net[0].load_state_dict(kept)
         net[0].eval()
 

@@ -6,7 +6,8 @@ draws phases uniformly before their link, has independent Student-t weights and 
 $$ W = W^* + \tfrac{\mathrm{scale}}{N}\, L_B^{-\top} Z L_A^{-\top} $$
 
 takes A and B from the empirical Fisher of one batch with dropout on, has $\sqrt{5\cdot10^{-4}}$ on the diagonal of each in place of
-a prior, scale/N where Laplace has $1/\sqrt N$, and $L_A^{-\top}$ where $L_A^{-1}$ is right.
+a prior ($\sqrt{5\cdot10^{-4}/T}$ for a convolution with T positions), scale/N where Laplace has $1/\sqrt N$, and $L_A^{-\top}$
+where $L_A^{-1}$ is right.
 """
 
 import math
@@ -19,8 +20,8 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.utils._pytree import tree_map
 
 from bochner.activations import link
-from bochner.layers import StationaryLayer, layer_log_prior
-from bochner.likelihoods import Gaussian
+from bochner.layers import OutputLayer, StationaryLayer, layer_log_prior
+from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model
 from bochner.networks import SeededDropout
 from bochner.posteriors.taps import Listener, Tap, taps
@@ -57,9 +58,22 @@ class PublishedLayer(StationaryLayer):
         return 1 / self.multiplier
 
     def log_prior(self, *, jacobian: bool = False) -> Tensor:
-        """Log prior density of weights, biases and 1/ℓ."""
-        scale = self.multiplier.log()
-        return layer_log_prior(self.spectrum, self.activation, self.weight, self.bias, scale, jacobian=jacobian)
+        """Log prior density of weights, biases and 1/ℓ. That of normal biases is taken where the link of phases would put them."""
+        scale, bias = self.multiplier.log(), self.bias
+        if bias is not None and self.activation.bias == "normal":
+            bias = link(bias)
+        return layer_log_prior(self.spectrum, self.activation, self.weight, bias, scale, jacobian=jacobian)
+
+    def log_prior_slopes(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients of ``log_prior``, as in ``StationaryLayer``."""
+        slopes = super().log_prior_slopes(parameters)
+        if "bias" in slopes:
+            linked = link(parameters["bias"])
+            # The derivative of π tanh(b/2) is (π² − (π tanh(b/2))²) / 2π.
+            slopes["bias"] = -linked * (math.pi**2 - linked.square()) / (2 * math.pi)
+        if "multiplier" in parameters:
+            slopes["multiplier"] = 1 / parameters["multiplier"] - 0.5
+        return slopes
 
 
 class PublishedGaussian(Gaussian):
@@ -81,6 +95,36 @@ class PublishedModel(Model):
     def precisions(self) -> dict[str, float]:
         """Those of ``Model`` without the output bias."""
         return {name: p for name, p in super().precisions().items() if name != "output.bias"}
+
+
+class OneLogit(OutputLayer):
+    """An output layer for two classes: the logit of the second, beside a zero for the first."""
+
+    def __init__(self, in_features: int) -> None:
+        super().__init__(in_features, 1, bias=True)
+        self.out_features = 2
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Features (..., K) to logits (..., 2)."""
+        f = super().forward(input)
+        return torch.cat([torch.zeros_like(f), f], -1)
+
+
+class SampledModel(Model):
+    """A toy network of the published Julia code: one logit for two classes, an output bias, output weights and bias N(0, 1)."""
+
+    def __init__(self, layer: StationaryLayer, likelihood: Gaussian | Categorical, generator: torch.Generator) -> None:
+        regression = isinstance(likelihood, Gaussian)
+        super().__init__(layer, 1 if regression else 2, likelihood, output_bias=True, generator=generator)
+        if not regression:
+            self.output = OneLogit(layer.out_features).to(layer.weight)
+        with torch.no_grad():
+            for value in (self.output.weight, self.output.bias):
+                value.normal_(generator=generator)
+
+    def precisions(self) -> dict[str, float]:
+        """1 for the output weights, whatever their number, and for the bias."""
+        return {**super().precisions(), "output.weight": 1.0}
 
 
 class PublishedLaplace:
@@ -107,12 +151,15 @@ class PublishedLaplace:
                 kept = counter_mask(seeds, i, x.shape[1] * module.width, module.p).to(x) / (1 - module.p)
                 masks[f"{name}.mask"] = kept.reshape(len(x), x.shape[1], module.width)
 
+        positions: list[int] = []  # of each layer: 1 but for convolutions
+
         def statistics(numbers: Parameters, xb: Tensor, yb: Tensor) -> list[tuple[Tensor, Tensor]]:
             def slope(p: Parameters, f: Tensor) -> Tensor:
                 own = {n.removeprefix("likelihood."): v for n, v in p.items() if n.startswith("likelihood.")}
                 return grad(lambda g: functional_call(self.model.likelihood, own, (g, yb)).sum())(f)[None]
 
             _, rows, grads = listener(numbers, xb, slope)
+            positions[:] = [each.shape[1] for each in rows]
             return [_factors(*each) for each in zip(self.layers, rows, grads, strict=True)]
 
         self.model.train()
@@ -120,7 +167,10 @@ class PublishedLaplace:
             factors = vmap(statistics)(self.parameters | self.buffers | masks, x, y)
         finally:
             self.model.eval()
-        self.inverses = [(_inverse_root(a), _inverse_root(b)) for a, b in factors]
+        damping = [DAMPING / math.sqrt(count) for count in positions]
+        self.inverses = [
+            (_inverse_root(a, own), _inverse_root(b, own)) for (a, b), own in zip(factors, damping, strict=True)
+        ]
 
     @torch.no_grad()
     def outputs(self, x: Tensor, *, scales: Sequence[float], num: int) -> Iterator[Tensor]:
@@ -132,19 +182,32 @@ class PublishedLaplace:
         shrink = torch.tensor([scale / self.num_data for scale in scales], dtype=x.dtype, device=x.device)
         tall = x.repeat(1, len(scales), 1)
         every = self.parameters | self.buffers
-        # A GPU takes all networks at once; a CPU a few thousand rows at a time, whose activations stay in its cache.
-        size = len(x) if x.is_cuda else max(1, 2000 // tall.shape[1])
-        for i in range(num):
-            noise = self._noise(i)
 
-            def single(numbers: Parameters, roots: Any, own: Tensor, noise: Any = noise) -> Tensor:
-                return self._perturbed(numbers, roots, noise, own, shrink)
+        def single(numbers: Parameters, roots: Any, own: Tensor, noise: list[Tensor]) -> Tensor:
+            return self._perturbed(numbers, roots, noise, own, shrink)
 
+        networks: Any = vmap(single, in_dims=(0, 0, 0, None))
+        size, group = self._portion(tall)
+        for start in range(0, num, group):
+            drawn = [self._noise(seed) for seed in range(start, min(start + group, num))]
+            noise = [torch.stack(each) for each in zip(*drawn, strict=True)]
             parts = [
-                vmap(single)(*tree_map(lambda t, start=start: t[start : start + size], (every, self.inverses, tall)))
-                for start in range(0, len(x), size)
+                vmap(networks, in_dims=(None, None, None, 0))(  # pyright: ignore[reportCallIssue]
+                    *tree_map(lambda t, i=i: t[i : i + size], (every, self.inverses, tall)), noise
+                )
+                for i in range(0, len(x), size)
             ]
-            yield torch.cat(parts).unflatten(1, (len(scales), -1)).transpose(0, 1)
+            yield from torch.cat(parts, 1).unflatten(2, (len(scales), -1)).transpose(1, 2)
+
+    @staticmethod
+    def _portion(x: Tensor) -> tuple[int, int]:
+        """Networks and draws that are computed at a time.
+
+        A GPU takes all networks, and draws up to 200,000 rows: their kernels would be short. A CPU takes one draw and a few
+        thousand rows, whose activations stay in its cache.
+        """
+        num, rows = x.shape[:2]
+        return (num, max(1, 200_000 // (num * rows))) if x.is_cuda else (max(1, 2000 // rows), 1)
 
     def _noise(self, seed: int) -> list[Tensor]:
         """The standard normal matrices of one draw, a layer after the other."""
@@ -207,10 +270,10 @@ def _factors(tap: Tap, rows: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     return a.mT @ a / len(a), b.mT @ b / len(b)
 
 
-def _inverse_root(factor: Tensor) -> Tensor:
+def _inverse_root(factor: Tensor, damping: float) -> Tensor:
     """L⁻¹ of a damped factor, (E, n, n); NaN for a network that has none because it diverged."""
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    lower, failed = torch.linalg.cholesky_ex(factor + DAMPING * eye)
+    lower, failed = torch.linalg.cholesky_ex(factor + damping * eye)
     lower = torch.where(failed[:, None, None] > 0, math.nan, lower)
     return torch.linalg.solve_triangular(lower, eye.expand_as(factor), upper=False)
 

@@ -1,12 +1,12 @@
 """Rotated digits: networks trained on upright ones, tested at every angle (the paper's MNIST figures).
 
-Under "paper": random crops while training, the published model layer and its KFAC posterior with scale 1. Under "bochner": no
-crops; KFAC of the whole training set with the prior in it, predicting with the linearised network; and the closed form, a Laplace
-posterior of the output layer at its own mode given the features.
+Under "paper": pixels in [0, 1], random crops while training, the published model layer and its KFAC posterior with scale 1, test
+images turned by nearest neighbour. Under "bochner": standardised pixels, no crops; KFAC of the whole training set with the prior in
+it, predicting with the linearised network; and the closed form, a Laplace posterior of the output layer at its own mode given the
+features.
 """
 
 import copy
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,10 +29,12 @@ from bochner.networks import digit_net
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
 from bochner.posteriors.laplace import Laplace
 from bochner.predictive import CategoricalPredictive, Predictive
+from bochner.randomness import counter_uniform
 from bochner.training import Recipe, fit_map, sgd, tf32
 
 NETWORKS = ("relu", "local-rbf", "rbf-sin", "rbf-sincos")
 CHUNK = 2500  # images at a time
+PUBLISHED_MULTIPLIER = 0.2  # what the published networks multiply their features with at first, ReLU too
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,9 @@ class Config:
         device: Where to compute.
         epochs: Epochs of SGD.
         batch_size: Images in a minibatch.
-        lr: Learning rate; after half of the epochs, and after 37 of 50, it falls to 0.15 of what it was.
-        scale_lr: Learning rate of the lengthscale.
-        lengthscale: Where that starts, but for ReLU, which has 1.
+        lr: Learning rate. Under "bochner" it falls to 0.15 of what it was after half of the epochs and after 37 of 50.
+        scale_lr: Learning rate of the lengthscale, a tenth of the network's.
+        lengthscale: Where that starts under "bochner", but for ReLU, which has 1; under "paper" it is 5 for every model.
         width: Units of the model layer.
         crop: How far, in pixels, images are shifted in training under "paper".
         draws: Posterior samples.
@@ -91,22 +93,38 @@ EXPERIMENTS = {
 
 
 def steps(progress: float) -> float:
-    """The published schedule: 0.15 of the rate after 25 of 50 epochs and 0.15 of that after 37, where the text says 0.9."""
+    """The schedule under "bochner": 0.15 of the rate after 25 of 50 epochs and 0.15 of that after 37."""
     return 1.0 if progress < 0.5 else (0.15 if progress < 0.74 else 0.0225)
 
 
-def rotate(images: Tensor, degrees: float) -> Tensor:
-    """Images (n, c, h, w) turned counter-clockwise about their centre, bilinear, with zeros where nothing was."""
-    angle = math.radians(degrees)
-    turn = images.new_tensor([[math.cos(angle), -math.sin(angle), 0], [math.sin(angle), math.cos(angle), 0]])
-    grid = F.affine_grid(turn.expand(len(images), 2, 3), list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, padding_mode="zeros", align_corners=False)
+def published_steps(progress: float) -> float:
+    """The published schedule: every one of 50 epochs multiplies the rate by 0.9 from 26 on and by 0.81 from 38, to 0.0225.
+
+    The text has two falls to 0.9 in all, at epochs 25 and 37.
+    """
+    epoch = round(50 * progress, 9)  # of 50, whatever the number of epochs
+    return 0.9 ** (max(0, int(epoch) - 25) + max(0, int(epoch) - 37))
+
+
+def rotate(images: Tensor, degrees: Tensor | float, *, mode: str = "bilinear") -> Tensor:
+    """Images (n, c, h, w) turned counter-clockwise about their centre, with zeros where nothing was.
+
+    Args:
+        images: The images.
+        degrees: One angle, or one for each image, (n,).
+        mode: How pixels are looked up: "bilinear" or "nearest".
+    """
+    angle = torch.deg2rad(torch.as_tensor(degrees, dtype=images.dtype, device=images.device)).expand(len(images))
+    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    turn = torch.stack([cos, -sin, zero, sin, cos, zero], -1).reshape(-1, 2, 3)
+    grid = F.affine_grid(turn, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode=mode, padding_mode="zeros", align_corners=False)
 
 
 class _Digits:
-    """Images on the device: pixels in [0, 1] to turn, and standardised ones to look at."""
+    """Images on the device: pixels in [0, 1] to turn, and what a network sees of them under a protocol."""
 
-    def __init__(self, name: str, device: str) -> None:
+    def __init__(self, name: str, device: str, protocol: str) -> None:
         data = load_images(name)
 
         def pixels(values: Any) -> Tensor:
@@ -117,31 +135,41 @@ class _Digits:
 
         self.train, self.test = pixels(data.x_train), pixels(data.x_test)
         self.y_train, self.y_test = labels(data.y_train), labels(data.y_test)
+        self.published = protocol == "paper"
         self.mean, self.std = self.train.mean(), self.train.std()
 
-    def standardise(self, x: Tensor) -> Tensor:
-        return (x - self.mean) / self.std
+    def shown(self, pixels: Tensor) -> Tensor:
+        """Pixels as they are under "paper", standardised by the training images under "bochner"."""
+        return pixels.clone() if self.published else (pixels - self.mean) / self.std
+
+    def turned(self, angle: int, seed: int) -> Tensor:
+        """The test images at an angle; under "paper" each by its own, drawn from [angle, angle + 1]°, and by nearest neighbour."""
+        if not self.published:
+            return self.shown(rotate(self.test, angle))
+        seeds = torch.tensor([seed], device=self.test.device)
+        return rotate(self.test, angle + counter_uniform(seeds, angle, len(self.test))[0], mode="nearest")
 
 
 def _train(config: Config, name: str, data: _Digits, progress: bool) -> tuple[Model, bool]:
     """The network at its MAP estimate, and whether training went wrong."""
     generator = torch.Generator().manual_seed(config.seed + 2**32)
-    start = 1.0 if name == "relu" else config.lengthscale
+    published = config.protocol == "paper"
+    start = 1 / PUBLISHED_MULTIPLIER if published else (1.0 if name == "relu" else config.lengthscale)
     shape: Any = {"protocol": config.protocol, "seed": config.seed, "width": config.width, "lengthscale": start}
     model = assemble(name, digit_net(data.train.shape[-1], generator=generator), 25, 10, **shape).to(config.device)
-    seen = data.standardise(data.train)
+    seen = data.shown(data.train)
     epoch = 0
 
     def crop(_: Any) -> None:
         """Gives the next epoch its own crops, in the memory that training reads from."""
         nonlocal epoch
-        seen.copy_(data.standardise(shift(data.train, config.crop, config.seed, epoch)))
+        seen.copy_(data.shown(shift(data.train, config.crop, config.seed, epoch)))
         epoch += 1
 
-    published = config.protocol == "paper"
     if published:
         crop(None)
-    recipe = Recipe(config.epochs, config.batch_size, sgd, config.lr, config.scale_lr, steps, tf32=True)
+    schedule = published_steps if published else steps
+    recipe = Recipe(config.epochs, config.batch_size, sgd, config.lr, config.scale_lr, schedule, tf32=True)
     options: Any = {"seed": config.seed, "after_epoch": crop if published else None, "progress": progress}
     fit = fit_map(model, seen, data.y_train, recipe, **options)
     return model.eval(), bool(fit.diverged.any())
@@ -152,7 +180,7 @@ class _Posteriors:
 
     def __init__(self, config: Config, model: Model, data: _Digits) -> None:
         self.config, self.model = config, model
-        x, y = data.standardise(data.train), data.y_train
+        x, y = data.shown(data.train), data.y_train
         self.names = ("map", "kfac") if config.protocol == "paper" else config.posteriors
         if config.protocol == "paper":
             first, seeds = slice(config.batch_size), torch.tensor([config.seed], device=x.device)
@@ -178,7 +206,7 @@ class _Posteriors:
 
     @torch.no_grad()
     def predict(self, name: str, x: Tensor) -> Predictive:
-        """The prediction at standardised images (n, 1, h, w)."""
+        """The prediction at images (n, 1, h, w) as the network sees them."""
         parts = x.split(CHUNK)
         if name == "map":
             return CategoricalPredictive.from_logits([torch.cat([self.model(part) for part in parts])])
@@ -206,7 +234,7 @@ def _key(row: Row) -> tuple[Any, ...]:
 def run_network(config: Config, name: str, *, progress: bool = False) -> list[Row]:
     """Rows of one network: one for each posterior and angle."""
     start = time.perf_counter()
-    data = _Digits(config.images, config.device)
+    data = _Digits(config.images, config.device, config.protocol)
     model, failed = _train(config, name, data, progress)
     common: Row = {"experiment": config.experiment, "protocol": config.protocol, "model": name, "seed": config.seed}
     common |= {"status": "diverged" if failed else "ok", "lengthscale": model.layer.lengthscale.item()}
@@ -214,7 +242,7 @@ def run_network(config: Config, name: str, *, progress: bool = False) -> list[Ro
     found: list[Row] = []
     posteriors = None if failed else _Posteriors(config, model, data)
     for angle in config.angles:
-        turned = data.standardise(rotate(data.test, angle))
+        turned = data.turned(angle, config.seed)
         for kind in posteriors.names if posteriors else ("map",):
             with tf32(config.device.startswith("cuda") and kind != "closed_form"):
                 values = _measure(posteriors.predict(kind, turned), data.y_test) if posteriors else {}

@@ -25,13 +25,16 @@ def _numbers(values: Tensor) -> np.ndarray:
 def _scored(scores: dict[str, Tensor]) -> list[Row]:
     """How well a score tells each set outside from CIFAR-10.
 
-    ``aupr_full`` is the AUPR that the same separation has at the base rate of the whole sets.
+    ``aupr_full`` is the AUPR that the same separation has at the base rate of the whole sets, and ``aupr_trapezoid`` that with
+    straight lines between the points of the curve, as the paper has it.
     """
     inside = _numbers(scores["cifar10"])
+    weight = {name: FULL_SIZE[name] / len(scores[name]) for name in OUTSIDE}
     return [
         {
             "outside": name,
-            "aupr_full": metrics.ood_aupr(inside, _numbers(scores[name]), weight=FULL_SIZE[name] / len(scores[name])),
+            "aupr_full": metrics.ood_aupr(inside, _numbers(scores[name]), weight=weight[name]),
+            "aupr_trapezoid": metrics.ood_aupr(inside, _numbers(scores[name]), weight=weight[name], trapezoid=True),
             "auc": metrics.ood_auc(inside, _numbers(scores[name])),
             "aupr": metrics.ood_aupr(inside, _numbers(scores[name])),
             "fpr95": metrics.fpr95(inside, _numbers(scores[name])),
@@ -53,8 +56,11 @@ def _picture(scores: dict[str, Tensor], entropy: dict[str, Tensor]) -> Row:
     return {"outside": "histogram", "top": top, "counts": counts, **ends}
 
 
-def prediction_rows(predictions: dict[str, Any], y: Tensor) -> list[Row]:
-    """Rows of one posterior: for every score, each set outside, and the histogram."""
+def prediction_rows(predictions: dict[str, Any], y: Tensor, *, mean_variance: bool = False) -> list[Row]:
+    """Rows of one posterior: for every score, each set outside, and the histogram.
+
+    With ``mean_variance`` the marginal variance is the mean over the classes, as the published code has it, not their sum.
+    """
     inside = predictions["cifar10"]
     common = {
         "accuracy": metrics.accuracy(y.cpu(), inside.probabilities.cpu()),
@@ -63,7 +69,8 @@ def prediction_rows(predictions: dict[str, Any], y: Tensor) -> list[Row]:
     entropy = {name: p.entropy for name, p in predictions.items()}
     rows = []
     for score, of in SCORES.items():
-        scores = {name: of(p) for name, p in predictions.items()}
+        share = inside.probabilities.shape[-1] if mean_variance and score == "marginal_variance" else 1
+        scores = {name: of(p) / share for name, p in predictions.items()}
         rows += [{"score": score, **common, **row} for row in [*_scored(scores), _picture(scores, entropy)]]
     return rows
 

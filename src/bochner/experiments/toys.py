@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bochner import activations, datasets
 from bochner.activations import Activation
+from bochner.experiments.published import SampledModel
 from bochner.experiments.theory import NINE, PERIODIC
 from bochner.kernels import arccos1, matern_nn, rbf_nn
 from bochner.layers import StationaryLayer
@@ -58,6 +59,8 @@ class Config:
 
     Attributes:
         seed: Seed of every draw.
+        protocol: "bochner", or "paper" for the networks of the published Julia code: one logit, an output bias, output weights
+            N(0, 1).
         warmup: Steps of adaptation of each chain; the paper ran 10,000 iterations in all.
         samples: Draws of each chain after that.
         chains: Chains for each network.
@@ -73,6 +76,7 @@ class Config:
     """
 
     seed: int = 0
+    protocol: str = "bochner"
     warmup: int = 1000
     samples: int = 1000
     chains: int = 4
@@ -98,18 +102,26 @@ def _arrays(name: str) -> tuple[Tensor, Tensor]:
 
 
 def _network(
-    spectrum: Spectrum | str, activation: Activation | str, dim: int, units: int, likelihood: Likelihood, seed: int
+    spectrum: Spectrum | str,
+    activation: Activation | str,
+    dim: int,
+    units: int,
+    likelihood: Likelihood,
+    seed: int,
+    protocol: str = "bochner",
 ) -> Model:
     generator = torch.Generator().manual_seed(seed)
     layer = StationaryLayer(
         dim, units, kernel=spectrum, activation=activation, generator=generator, dtype=torch.float64
     )
+    if protocol == "paper":
+        return SampledModel(layer, likelihood, generator)
     return Model(layer, 2 if isinstance(likelihood, Categorical) else 1, likelihood, generator=generator)
 
 
-def _periodic(kernels: tuple[str, ...], units: int, seed: int) -> dict[str, Model]:
+def _periodic(kernels: tuple[str, ...], units: int, config: Config) -> dict[str, Model]:
     return {
-        f"{kernel}-{name}": _network(kernel, name, 2, units, Categorical(), seed)
+        f"{kernel}-{name}": _network(kernel, name, 2, units, Categorical(), config.seed, config.protocol)
         for name in PERIODIC
         for kernel in kernels
     }
@@ -172,8 +184,10 @@ def _banana_rows(models: dict[str, Model], config: Config) -> list[Row]:
 
 def banana_networks(config: Config) -> list[Row]:
     """Banana by NUTS under 15 priors, and a row of the data."""
-    models = _periodic(("exponential", "matern32", "rbf"), config.units, config.seed)
-    models |= {n: _network(RBF(), a, 2, config.units, Categorical(), config.seed) for n, a in OTHERS.items()}
+    models = _periodic(("exponential", "matern32", "rbf"), config.units, config)
+    models |= {
+        n: _network(RBF(), a, 2, config.units, Categorical(), config.seed, config.protocol) for n, a in OTHERS.items()
+    }
     return _banana_rows(models, config)
 
 
@@ -207,7 +221,7 @@ def banana_width(config: Config) -> list[Row]:
     models = {
         f"{name}-{units}": model
         for units in config.widths
-        for name, model in _periodic(("exponential", "rbf"), units, config.seed).items()
+        for name, model in _periodic(("exponential", "rbf"), units, config).items()
     }
     return [{k: v for k, v in row.items() if k != "variance"} for row in _banana_rows(models, config)]
 
@@ -261,7 +275,7 @@ def toy_networks(config: Config) -> list[Row]:
     """
     x, y, grid = _toy()
     models = [
-        _network(spectrum or RBF(), activation, 1, config.toy_units, Gaussian(0.1), config.seed)
+        _network(spectrum or RBF(), activation, 1, config.toy_units, Gaussian(0.1), config.seed, config.protocol)
         for _, activation, spectrum in NINE.values()
     ]
     posteriors, common = _sample(models, x, y, config)

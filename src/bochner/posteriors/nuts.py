@@ -79,19 +79,24 @@ def log_prior(model: Model, parameters: Arrays, *, jacobian: bool) -> Any:
         jacobian=jacobian,
         xp=JAX,
     )
-    total = total + jnp.sum(normal_log_prob(parameters["output.weight"], layer.out_features))
+    for name, precision in model.precisions().items():
+        if name in ("output.weight", "output.bias"):
+            total = total + jnp.sum(normal_log_prob(parameters[name], precision))
     total = total + amplitude_log_prior(parameters["output.log_amplitude"], jacobian=jacobian, xp=JAX)
-    if "output.bias" in parameters:
-        total = total + jnp.sum(normal_log_prob(parameters["output.bias"], 1.0))
     if isinstance(model.likelihood, Gaussian):
         total = total + noise_log_prior(parameters["likelihood.log_noise"], jacobian=jacobian, xp=JAX)
     return total
 
 
 def log_likelihood(f: Any, y: Any, log_noise: Any | None) -> Any:
-    """Gaussian where there is noise, else that of classes given as one-hot rows; summed over the rows."""
+    """Gaussian where there is noise, else that of classes given as one-hot rows; summed over the rows.
+
+    One output for two classes is the logit of the second.
+    """
     if log_noise is not None:
         return jnp.sum(gaussian_log_likelihood(f, y, log_noise, JAX))
+    if f.shape[-1] < y.shape[-1]:
+        f = jnp.concatenate([0.0 * f, f], -1)
     return jnp.sum(categorical_log_likelihood(f, jnp.sum(f * y, -1), JAX))
 
 
@@ -137,7 +142,8 @@ def initial(model: Model, chains: int, seed: int) -> dict[str, np.ndarray]:
         if bias is not None:
             values["layer.bias"] = torch.logit((bias / math.pi + 1) / 2) if layer.activation.bias == "uniform" else bias
         shape = values["output.weight"].shape
-        values["output.weight"] = torch.randn(shape, generator=generator, dtype=torch.float64) / layer.out_features**0.5
+        draws = torch.randn(shape, generator=generator, dtype=torch.float64)
+        values["output.weight"] = draws / model.precisions()["output.weight"] ** 0.5
         for name in parameter_names(model):
             if name.endswith(("log_lengthscale", "log_noise", "log_amplitude")):
                 values[name] = values[name] + 0.2 * torch.randn(

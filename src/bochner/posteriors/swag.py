@@ -45,6 +45,7 @@ class Swag:
         batch_size: Rows in a minibatch.
         seed: Seed of the shuffles, one number or one for each network.
         rows: Which rows each network sees, as in ``fit_map``.
+        after_epoch: Called at the end of every epoch, such as to change x in place.
         progress: Whether to show a progress bar.
     """
 
@@ -60,6 +61,7 @@ class Swag:
         batch_size: int = 128,
         seed: int | Sequence[int] = 0,
         rows: Tensor | None = None,
+        after_epoch: Callable[[], None] = lambda: None,
         progress: bool = False,
     ) -> None:
         if not 2 <= rank <= epochs:
@@ -77,8 +79,13 @@ class Swag:
         for p in held:
             p.requires_grad_(False)
         recipe = Recipe(epochs, batch_size, sgd, lr)
+
+        def collect(parameters: Parameters) -> None:
+            self._collect(parameters)
+            after_epoch()
+
         try:
-            self.fit = fit_map(models, x, y, recipe, seed=seed, rows=rows, after_epoch=self._collect, progress=progress)
+            self.fit = fit_map(models, x, y, recipe, seed=seed, rows=rows, after_epoch=collect, progress=progress)
         finally:
             for p in held:
                 p.requires_grad_(True)

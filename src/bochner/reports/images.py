@@ -184,7 +184,9 @@ def ood_table(rows: list[Row]) -> str:
             known = paper.get(score, {}).get(model, {}) if (posterior, protocol) == ("swag", "paper") else {}
             for name in ("cifar100", "svhn-1083"):
                 theirs = known.get(name.split("-")[0], {})
-                for metric, column in (("auc", "auc"), ("aupr", "aupr_full"), ("fpr95", "fpr95")):
+                # Beside the paper's stands an AUPR of its kind, where the rows have one.
+                area = "aupr_trapezoid" if known and "aupr_trapezoid" in own[name] else "aupr_full"
+                for metric, column in (("auc", "auc"), ("aupr", area), ("fpr95", "fpr95")):
                     cells.append(f"{own[name][column]:.3f}" + (f" ({theirs[metric]:.3f})" if metric in theirs else ""))
             lines.append(cells)
         parts.append(f"Head: {head}\n\n{_markdown(lines)}")
