@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from bochner import fused
 from bochner.layers import StationaryLayer
 from bochner.models import Model
 from bochner.networks import SeededDropout
@@ -35,7 +37,11 @@ class _Head(nn.Module):
         self.layer, self.output = model.layer, model.output
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.output(self.layer(z))
+        layer, bias = self.layer, self.layer.intercept() if z.is_cuda and z.ndim == 2 else None
+        if bias is None:
+            return self.output(layer(z))
+        u = F.linear(z * (layer.activation.unit / layer.lengthscale), layer.weight)
+        return self.output(fused.bias_wave(u, bias, layer.activation.wave))
 
 
 class _LayerPrior(nn.Module):
@@ -204,7 +210,7 @@ class Stack:
     def _gradients(self, rows: int) -> tuple[Tensor, list[Tensor]]:
         """Losses (E,) of the next ``rows`` rows of every member's order, and the gradients of all parameters, priors included."""
         index = self.order.index_select(1, self.position + torch.arange(rows, device=self.x.device))
-        z = self.extractor(self.x[index], **self._masks(rows)).split([_size(h.members) for h in self.heads])
+        z = self._extract(self.x[index], self._masks(rows)).split([_size(h.members) for h in self.heads])
         f = torch.cat([head(own) for head, own in zip(self.heads, z, strict=True)])
         losses = self.likelihood(f, self.y[index])
         leaves = [p for part in self.parts for p in part.parameters.values()]
@@ -212,6 +218,13 @@ class Stack:
         gradients = [torch.zeros_like(p) if g is None else g for g, p in zip(found, leaves, strict=True)]
         self._add_layer_priors({id(p): g for p, g in zip(leaves, gradients, strict=True)})
         return losses.detach(), gradients
+
+    def _extract(self, x: Tensor, masks: Parameters) -> Tensor:
+        """Features (E, n, ...) of the members' rows; on a GPU with biases and ReLUs in one pass, where the layers allow."""
+        part = self.extractor
+        if x.is_cuda and fused.is_plain(part.module):
+            return fused.sequence(part.module, part.parameters | part.fixed | part.buffers | masks, x)  # pyright: ignore[reportArgumentType]
+        return part(x, **masks)
 
     @torch.no_grad()
     def _add_layer_priors(self, gradients: dict[int, Tensor]) -> None:
