@@ -277,17 +277,23 @@ def local_rbf() -> Activation:
 
 @dataclass(frozen=True)
 class MaternWave:
-    """The impulse response whose autocorrelation is the Matérn function."""
+    """The impulse response whose autocorrelation is the Matérn function, times a scale."""
 
     nu: float
+    scale: float = 1.0
+
+    @property
+    def log_factor(self) -> float:
+        """Logarithm of what the power and the exponential are multiplied with: the gamma functions overflow before their ratio."""
+        nu = self.nu
+        log_q = 0.5 * (math.log(2 * math.sqrt(math.pi)) + math.lgamma(nu + 0.5) - math.lgamma(nu))
+        return log_q + nu * math.log(math.sqrt(2 * nu)) - math.lgamma(nu + 0.5) + math.log(self.scale)
 
     def __call__(self, u: Any, xp: Any = torch) -> Any:
-        """Evaluates the wave in logs, since the gamma functions overflow before their ratio does."""
-        nu, rate = self.nu, math.sqrt(2 * self.nu)
-        log_q = 0.5 * (math.log(2 * math.sqrt(math.pi)) + math.lgamma(nu + 0.5) - math.lgamma(nu)) + nu * math.log(rate)
+        """Evaluates the wave in logs."""
         # Off the support z is replaced before the logarithm, so that no NaN reaches the gradient.
         positive = xp.where(u > 0, u, 1.0)
-        value = xp.exp(log_q - math.lgamma(nu + 0.5) + (nu - 0.5) * xp.log(positive) - rate * positive)
+        value = xp.exp(self.log_factor + (self.nu - 0.5) * xp.log(positive) - math.sqrt(2 * self.nu) * positive)
         return xp.where(u > 0, value, 0.0)
 
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from bochner import fused
 from bochner.layers import amplitude_log_prior
 from bochner.loaders import Batches, workers
 from bochner.models import Model
@@ -36,7 +38,11 @@ class _Head(nn.Module):
         self.layer, self.output = model.layer, model.output
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.output(self.layer(z))
+        layer, bias = self.layer, self.layer.intercept() if z.is_cuda and z.ndim == 2 else None
+        if bias is None:
+            return self.output(layer(z))
+        u = F.linear(z * (layer.activation.unit / layer.lengthscale), layer.weight)
+        return self.output(fused.bias_wave(u, bias, layer.activation.wave))
 
 
 class _HeadPrior(nn.Module):
@@ -287,7 +293,7 @@ class Stack:
     def _gradients(self, rows: int) -> tuple[Tensor, list[Tensor]]:
         """Losses (E,) of the next ``rows`` rows of every member, and the gradients of all parameters, priors included."""
         x, y = self.source.take(rows)
-        z = self.extractor(x, **self._masks(rows)).split([_size(h.members) for h in self.heads])
+        z = self._extract(x, self._masks(rows)).split([_size(h.members) for h in self.heads])
         f = torch.cat([head(own) for head, own in zip(self.heads, z, strict=True)])
         losses = self.likelihood(f, y)
         leaves = [p for part in self.parts for p in part.parameters.values()]
@@ -298,6 +304,13 @@ class Stack:
             losses, gradients = _mean_over_processes(rows, losses, gradients)
         self._add_head_priors({id(p): g for p, g in zip(leaves, gradients, strict=True)})
         return losses, gradients
+
+    def _extract(self, x: Tensor, masks: Parameters) -> Tensor:
+        """Features (E, n, ...) of the members' rows; on a GPU with biases and ReLUs in one pass, where the layers allow."""
+        part = self.extractor
+        if x.is_cuda and fused.is_plain(part.module):
+            return fused.sequence(part.module, part.parameters | part.fixed | part.buffers | masks, x)  # pyright: ignore[reportArgumentType]
+        return part(x, **masks)
 
     @torch.no_grad()
     def _add_head_priors(self, gradients: dict[int, Tensor]) -> None:

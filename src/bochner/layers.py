@@ -125,6 +125,14 @@ class StationaryLayer(nn.Module):
             return self.bias
         return link(self.bias)
 
+    def intercept(self) -> Tensor | None:
+        """What is added to the argument of the wave, in its units; None where that is nothing."""
+        unit, shift = self.activation.unit, self.activation.shift
+        bias = self.linked_bias
+        if bias is not None:
+            return unit * bias + shift
+        return self.weight.new_full((len(self.weight),), shift) if shift else None
+
     def forward(self, x: Tensor) -> Tensor:
         """Features of each row: (..., in_features) to (..., out_features).
 
@@ -134,16 +142,11 @@ class StationaryLayer(nn.Module):
             raise ValueError(
                 f"The layer expects {self.in_features} input features, got an input of shape {tuple(x.shape)}."
             )
-        unit, shift = self.activation.unit, self.activation.shift
-        bias = self.linked_bias
-        if bias is not None:
-            bias = unit * bias + shift
-        elif shift:
-            bias = self.weight.new_full((len(self.weight),), shift)
+        bias = self.intercept()
         with torch.autocast(x.device.type, enabled=False):
             if x.dtype in (torch.float16, torch.bfloat16):
                 x = x.to(self.weight.dtype)
-            x = x * (unit / self.lengthscale)
+            x = x * (self.activation.unit / self.lengthscale)
             if torch.compiler.is_compiling() and bias is not None:
                 u = F.linear(x, self.weight) + bias  # a compiler fuses link and sum into the wave's kernel
             else:

@@ -191,10 +191,9 @@ class PublishedLaplace:
         for start in range(0, num, group):
             drawn = [self._noise(seed) for seed in range(start, min(start + group, num))]
             noise = [torch.stack(each) for each in zip(*drawn, strict=True)]
+            draws: Any = vmap(networks, in_dims=(None, None, None, 0))
             parts = [
-                vmap(networks, in_dims=(None, None, None, 0))(  # pyright: ignore[reportCallIssue]
-                    *tree_map(lambda t, i=i: t[i : i + size], (every, self.inverses, tall)), noise
-                )
+                draws(*tree_map(lambda t, i=i: t[i : i + size], (every, self.inverses, tall)), noise)
                 for i in range(0, len(x), size)
             ]
             yield from torch.cat(parts, 1).unflatten(2, (len(scales), -1)).transpose(1, 2)

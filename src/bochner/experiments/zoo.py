@@ -1,7 +1,7 @@
 """The paper's sixteen UCI networks by name, under both protocols."""
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bochner import activations, spectra
-from bochner.activations import Activation, unknown
+from bochner.activations import Activation, MaternWave, unknown
 from bochner.experiments.published import PublishedGaussian, PublishedLayer, PublishedModel
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Categorical, Gaussian
@@ -38,17 +38,6 @@ MODELS: dict[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Scaled:
-    """A wave times a constant."""
-
-    wave: Any
-    factor: float
-
-    def __call__(self, u: Any, xp: Any = torch) -> Any:
-        return self.factor * self.wave(u, xp)
-
-
 def activation(name: str, protocol: str) -> Activation:
     """The activation as a protocol has it.
 
@@ -57,7 +46,7 @@ def activation(name: str, protocol: str) -> Activation:
     if name.startswith("local_matern"):
         nu = {"local_matern52": 2.5, "local_matern32": 1.5}[name]
         local = activations.local_matern(nu)
-        return local if protocol == "bochner" else replace(local, wave=_Scaled(local.wave, 1 / nu))
+        return local if protocol == "bochner" else replace(local, wave=MaternWave(nu, scale=1 / nu))
     if protocol == "paper" and name == "triangle":
         return activations.triangle("paper")
     if protocol == "paper" and name == "periodic_relu":
