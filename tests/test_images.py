@@ -242,12 +242,12 @@ def test_published_digit_networks_start_at_a_fifth_of_the_features_on_raw_pixels
 
 def test_published_test_images_are_turned_by_up_to_one_degree_more():
     """Departures 16 and 35: pixels are those of the image, the angle is drawn from [a, a + 1]°."""
-    data = rotation._Digits("digits", "cpu", "paper")
+    data = rotation._Digits("digits", "cpu", "paper", 0.0)
     turned = data.turned(90, seed=0)
     low, high = rotate(data.test, 90, mode="nearest"), rotate(data.test, 91, mode="nearest")
     assert set(turned.flatten().tolist()) <= set(data.test.flatten().tolist())
     assert ((turned == low) | (turned == high)).double().mean() > 0.99
-    ours = rotation._Digits("digits", "cpu", "bochner")
+    ours = rotation._Digits("digits", "cpu", "bochner", 0.0)
     torch.testing.assert_close(ours.turned(30, seed=0), ours.shown(rotate(ours.test, 30)))
 
 

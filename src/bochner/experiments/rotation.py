@@ -34,6 +34,7 @@ from bochner.training import Recipe, fit_map, sgd, tf32
 
 NETWORKS = ("relu", "local-rbf", "rbf-sin", "rbf-sincos")
 CHUNK = 2500  # images at a time
+HELD_OUT = 0.1  # share of the training images that choose how sure KFAC is under "bochner"
 PUBLISHED_MULTIPLIER = 0.2  # what the published networks multiply their features with at first, ReLU too
 
 
@@ -124,7 +125,7 @@ def rotate(images: Tensor, degrees: Tensor | float, *, mode: str = "bilinear") -
 class _Digits:
     """Images on the device: pixels in [0, 1] to turn, and what a network sees of them under a protocol."""
 
-    def __init__(self, name: str, device: str, protocol: str) -> None:
+    def __init__(self, name: str, device: str, protocol: str, held_out: float) -> None:
         data = load_images(name)
 
         def pixels(values: Any) -> Tensor:
@@ -135,6 +136,9 @@ class _Digits:
 
         self.train, self.test = pixels(data.x_train), pixels(data.x_test)
         self.y_train, self.y_test = labels(data.y_train), labels(data.y_test)
+        count = int(held_out * len(self.train))
+        self.held, self.y_held = self.train[:count], self.y_train[:count]
+        self.train, self.y_train = self.train[count:], self.y_train[count:]
         self.published = protocol == "paper"
         self.mean, self.std = self.train.mean(), self.train.std()
 
@@ -191,6 +195,7 @@ class _Posteriors:
             return
         if "kfac" in self.names:
             self.kfac = Laplace(model, x, y)
+            self.kfac.tune_prior(data.shown(data.held), data.y_held)
         if "closed_form" in self.names:
             # The extractor stays as it is, so it is applied once.
             self.head = copy.deepcopy(model)
@@ -199,6 +204,12 @@ class _Posteriors:
             self.closed_form = ClosedFormClassifier(
                 self.head, self._extract(x), y, samples=config.draws, generator=generator
             )
+
+    def chosen(self, name: str) -> Row:
+        """What held-out images have chosen."""
+        if name != "kfac" or self.config.protocol == "paper":
+            return {}
+        return {"prior_multiplier": self.kfac.prior_multipliers[0], "temperature": self.kfac.temperature}
 
     @torch.no_grad()
     def _extract(self, x: Tensor) -> Tensor:
@@ -234,7 +245,8 @@ def _key(row: Row) -> tuple[Any, ...]:
 def run_network(config: Config, name: str, *, progress: bool = False) -> list[Row]:
     """Rows of one network: one for each posterior and angle."""
     start = time.perf_counter()
-    data = _Digits(config.images, config.device, config.protocol)
+    tuned = config.protocol == "bochner" and "kfac" in config.posteriors
+    data = _Digits(config.images, config.device, config.protocol, HELD_OUT if tuned else 0.0)
     model, failed = _train(config, name, data, progress)
     common: Row = {"experiment": config.experiment, "protocol": config.protocol, "model": name, "seed": config.seed}
     common |= {"status": "diverged" if failed else "ok", "lengthscale": model.layer.lengthscale.item()}
@@ -246,7 +258,9 @@ def run_network(config: Config, name: str, *, progress: bool = False) -> list[Ro
         for kind in posteriors.names if posteriors else ("map",):
             with tf32(config.device.startswith("cuda") and kind != "closed_form"):
                 values = _measure(posteriors.predict(kind, turned), data.y_test) if posteriors else {}
-            found.append({"posterior": kind, "angle": angle, **values})
+            found.append(
+                {"posterior": kind, "angle": angle, **values, **(posteriors.chosen(kind) if posteriors else {})}
+            )
     origin = {"seconds": round(time.perf_counter() - start, 2), **provenance(config.device)}
     return [{**common, **row, **origin} for row in found]
 

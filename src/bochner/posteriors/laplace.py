@@ -24,7 +24,8 @@ $$ \log p(y) \approx \log p(y \mid \theta^*) - \tfrac12 \sum_l m_l \|\theta^*_l\
    - \tfrac12 \log |H| + \tfrac12 \log |m\tau| , $$
 
 which is exact for a linear network with Gaussian noise. Eigenbases do not depend on m, so trying another one costs one prediction,
-or none. For classes held-out rows also choose a temperature, by which the outputs of every draw are divided.
+or none. For classes held-out rows also choose a temperature of at least 1, by which the outputs of every draw are divided; a
+smaller one would make the network surer everywhere, and so where it has seen nothing.
 
 A list of networks of one shape is treated as one stack: every array then has a leading dimension E, and nothing loops over
 the members.
@@ -246,8 +247,8 @@ class Laplace:
             prior = 0.5 * (log_temperature / TEMPERATURE_SPREAD) ** 2 / count
             return prior - float(logs(math.exp(log_temperature)).mean())
 
-        best = minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded", options={"xatol": 0.01})
-        temperature = math.exp(float(best.x))  # pyright: ignore[reportAttributeAccessIssue]
+        best: Any = minimize_scalar(loss, bounds=(0.0, 3.0), method="bounded", options={"xatol": 0.01})
+        temperature = math.exp(float(best.x)) if best.fun < loss(0.0) else 1.0
         return logs(temperature), temperature
 
     def sample_weights(self, num: int, *, generator: torch.Generator | None = None) -> Parameters:
