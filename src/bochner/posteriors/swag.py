@@ -20,7 +20,7 @@ from bochner.models import Model
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.predictive import Predictive
 from bochner.training import Recipe, fit_map, sgd
-from bochner.validation import as_stack
+from bochner.validation import as_list
 
 
 class DivergedError(ValueError):
@@ -28,7 +28,7 @@ class DivergedError(ValueError):
 
 
 class Swag:
-    """Posterior from the path of SGD, for a network or a stack of networks of one shape.
+    """Posterior from the path of SGD, for a network or a stack of networks of one shape and activation.
 
     Collecting moves the networks; at the end their parameters are the mean of the path. A member of a stack that diverges has
     NaN for a mean and for its predictions; if all diverge that is an error.
@@ -64,7 +64,7 @@ class Swag:
     ) -> None:
         if not 2 <= rank <= epochs:
             raise ValueError(f"The rank parameter must lie between 2 and epochs ({epochs}), got {rank} instead.")
-        models = as_stack(model)
+        models = as_list(model)
         self.single, self.model, self.rank = isinstance(model, Model), models[0], rank
         self.x, self.batch_size = x, batch_size
         self.rows = torch.arange(len(x), device=x.device).expand(len(models), -1) if rows is None else rows
@@ -143,10 +143,12 @@ class Swag:
         Args:
             x: Inputs, (n, ...), or with ``own`` one set for each network, (E, n, ...).
             num: Number of draws.
-            group: Draws that are computed at a time.
+            group: Draws that are computed at a time, fewer where rows and networks are many.
             own: Whether each network of the stack has its own inputs.
             generator: Source of randomness.
         """
+        # Two million rows of a thousand units are 8 GiB.
+        group = max(1, min(group, 2_000_000 // (len(self.rows) * x.shape[1 if own else 0])))
 
         def outputs() -> Iterator[Tensor]:
             for start in range(0, num, group):
