@@ -204,3 +204,5 @@ def test_numbers_of_the_results_page_are_those_of_its_rows():
         assert f"| {line} |" in page, kind
     widths = [r["r_hat"] for r in read_rows(ROOT / "results/toys/banana-width.jsonl") if r["method"] == "nuts"]
     assert f"{sum(r <= 1.02 for r in widths)} of {len(widths)} converged" in page
+    toys = [r["r_hat"] for r in read_rows(ROOT / "results/toys/toy-1d.jsonl") if r["method"] == "nuts"]
+    assert f"{sum(r <= 1.02 for r in toys)} of {len(toys)} networks converged" in page
