@@ -69,7 +69,7 @@ class _Stack:
         """Metrics of every network on its rows ``where``, after collecting at its rate."""
         data, config = self.data, self.config
         seen, asked = rows.repeat(len(self.names), 1), where.repeat(len(self.names), 1)
-        sizes: Any = {"epochs": config.swag_epochs, "rank": 20, "batch_size": self.batch}
+        sizes: Any = {"epochs": config.swag_epochs, "rank": 20, "batch_size": self.batch, "tf32": True}
         swag = Swag(nets, data.x, data.y, lr=rates, seed=self.seeds, rows=seen, **sizes)
         generator = torch.Generator(config.device).manual_seed(config.seed)
         prediction = swag.predict(data.x[asked], draws, own=True, generator=generator)

@@ -44,6 +44,7 @@ class Swag:
         seed: Seed of the shuffles, one number or one for each network.
         rows: Which rows each network sees, as in ``fit_map``.
         after_epoch: Called at the end of every epoch, such as to change x in place.
+        tf32: Whether matrix products of training on CUDA may round their inputs to tf32.
         progress: Whether to show a progress bar.
     """
 
@@ -60,6 +61,7 @@ class Swag:
         seed: int | Sequence[int] = 0,
         rows: Tensor | None = None,
         after_epoch: Callable[[], None] = lambda: None,
+        tf32: bool = False,
         progress: bool = False,
     ) -> None:
         if not 2 <= rank <= epochs:
@@ -77,7 +79,7 @@ class Swag:
         ]
         for p in held:
             p.requires_grad_(False)
-        recipe = Recipe(epochs, batch_size, sgd, lr)
+        recipe = Recipe(epochs, batch_size, sgd, lr, tf32=tf32)
 
         def collect(parameters: Parameters) -> None:
             self._collect(parameters)
