@@ -13,6 +13,7 @@ import torch
 
 import bochner
 from bochner.experiments.rows import read_rows
+from bochner.reports import tables
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -156,3 +157,52 @@ def test_numbers_of_the_default_are_those_of_its_rows():
     for row in cost:
         line = f"| {row['kind']} | {row['rows']:,} | {row['seconds']:.1f} | {row['peak_bytes'] / 2**30:.2f} "
         assert line in page
+
+
+def test_numbers_of_the_results_page_are_those_of_its_rows():
+    page = " ".join((ROOT / "docs/results.md").read_text().replace("**", "").replace("−", "-").split())
+    rows = read_rows(ROOT / "results/uci/uci-regression.jsonl")
+    cells = {k: v for k, v in tables.summarise(rows).items() if k.protocol == "paper"}
+    counts = {
+        m: [sum(getattr(c[m], kind) for c in cells.values()) for kind in ("near", "within")] for m in ("nlpd", "rmse")
+    }
+    assert len(cells) == 64
+    assert counts["nlpd"] == [60, 60]
+    assert "NLPD 60 of 64 cells within two standard errors of the paper's mean and as many within one of its" in page
+    assert f"RMSE {counts['rmse'][0]} and {counts['rmse'][1]}." in page
+    differences, seconds = {}, {}
+    for name in ("boston", "concrete", "airfoil", "elevators"):
+        differences[name] = np.mean([c["nlpd"].difference for k, c in cells.items() if k.set == name])
+        first = [r for r in rows if (r["set"], r["protocol"], r["fold"]) == (name, "paper", 0)]
+        seconds[name] = sum(r["seconds"] for r in first)
+        assert f"{name} {seconds[name]:.0f} s" in page, name
+    assert f"took {sum(seconds.values()):.0f} s on one H200" in page
+    for name, words in (
+        ("boston", "{:+.3f} on boston"),
+        ("concrete", "{:+.3f} on concrete"),
+        ("elevators", "{:+.3f} on elevators"),
+    ):
+        assert words.format(differences[name]) in page, name
+    assert f"{differences['airfoil']:+.3f} on airfoil" in page
+    lower = re.search(r"has the lower NLPD in (\d+) of 64 cells", tables.comparison(rows))
+    assert lower is not None
+    assert f"lower NLPD in {lower[1]} of 64 cells" in page
+    pictures = {
+        tuple(r[k] for k in ("head", "posterior", "score", "protocol", "outside", "model")): r["auc"]
+        for r in read_rows(ROOT / "results/images/cifar-ood.jsonl")
+        if r["outside"] != "histogram"
+    }
+    for kind in (
+        ("swag", "marginal_variance", "paper"),
+        ("swag", "entropy", "paper"),
+        ("closed_form", "entropy", "bochner"),
+    ):
+        places = [(o, m) for o in ("cifar100", "svhn-1083") for m in ("relu", "rbf-sin")]
+        line = " | ".join(
+            " / ".join(f"{pictures[(h, *kind, *place)]:.3f}" for h in ("text", "code")) for place in places
+        )
+        assert f"| {line} |" in page, kind
+    widths = [r["r_hat"] for r in read_rows(ROOT / "results/toys/banana-width.jsonl") if r["method"] == "nuts"]
+    assert f"{sum(r <= 1.02 for r in widths)} of {len(widths)} converged" in page
+    toys = [r["r_hat"] for r in read_rows(ROOT / "results/toys/toy-1d.jsonl") if r["method"] == "nuts"]
+    assert f"{sum(r <= 1.02 for r in toys)} of {len(toys)} networks converged" in page

@@ -427,6 +427,23 @@ def test_the_results_of_this_repository_are_all_shown(results):
     assert len(next(s for s in results if s.title == "Images: rotated-mnist").figures) == 2
 
 
+def test_differences_are_coloured_by_whether_they_are_near():
+    table = [["model", "difference", "other"], ["a", "+0.01 ✓", "1"], ["b", "−0.50", "2"], ["c", "—", "3"]]
+    page = render("t", [Section("s", table=table)])
+    assert '<td class="number near">+0.01 ✓</td>' in page
+    assert '<td class="number far">−0.50</td>' in page
+    assert '<td class="number">—</td>' in page
+
+
+def test_results_say_how_they_were_made(results):
+    (section,) = [s for s in results if s.title == "UCI: how the rows were made"]
+    assert (
+        "bochner run uci-regression --posterior kfac --protocol paper. Made in 280 s, on NVIDIA H200, by commit 5f5e813."
+        in section.text
+    )
+    assert any("Periodic models against the others" in s.title for s in results)
+
+
 def test_tables_of_results_hold_the_numbers_of_their_rows(results):
     by = {section.title: section for section in results}
     table = by["uci-regression, kfac, protocol paper: boston"].table

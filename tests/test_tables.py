@@ -98,8 +98,8 @@ def test_units_without_a_finite_value_are_left_out_and_counted(bad):
     text = tables.markdown(rows)
     assert "| relu | 0.40 ± 0.00 †1 | 0.51 ± 0.32 | −0.11 ✓ |" in text
     assert (
-        "NLPD: 1 of 1 cells within one of the paper's standard deviations (1 of the 1 with diverged units left out)."
-        in text
+        "NLPD: 1 of 1 cells within one of the paper's standard deviations, 1 within two standard errors of its mean; "
+        "the mean difference is −0.110 (1 of the 1 with diverged units left out)." in text
     )
 
 
@@ -107,7 +107,7 @@ def test_a_cell_that_diverged_whole_counts_as_not_within():
     text = tables.markdown(ten(None))
     assert "| relu | — †10 | 0.51 ± 0.32 | — |" in text
     assert "NLPD: 0 of 1 cells" in text
-    assert "the rest: boston relu (ours —, paper 0.51 ± 0.32)." in text
+    assert "Beyond one standard deviation: boston relu (ours —, paper 0.51 ± 0.32)." in text
 
 
 def test_a_sweep_over_more_folds_replaces_one_over_fewer():
@@ -137,13 +137,37 @@ def test_counts_by_hand_and_the_rest_by_name():
         *ten(-0.30, set="concrete", model="mine"),
     ]
     text = tables.markdown(rows)
+    # Two standard errors are 0.107, 0.100 and 0.060, with 0.005 for rounding; the differences 0.02, 0.26 and −0.07.
     expected = (
-        "NLPD: 2 of 3 cells within one of the paper's standard deviations; the rest: concrete rbf-sin (ours 1.00, "
+        "NLPD: 2 of 3 cells within one of the paper's standard deviations, 1 within two standard errors of its mean; "
+        "the mean difference is +0.070. Beyond one standard deviation: concrete rbf-sin (ours 1.00, "
     )
     assert expected + "paper 0.74 ± 0.15)." in text
-    assert "RMSE: 3 of 3 cells within one of the paper's standard deviations." in text
+    assert "RMSE: 3 of 3 cells within one of the paper's standard deviations" in text
     assert "| matern52-sin | 0.60 ± 0.00 | 0.67 ± 0.09 | −0.07 ✓ | 0.50 ± 0.00 | 0.47 ± 0.03 | +0.03 ✓ |" in text
     assert "| mine | −0.30 ± 0.00 | — | — | 0.50 ± 0.00 | — | — |" in text
+
+
+def test_the_headline_sets_periodic_models_against_the_others():
+    rows = [
+        *ten(0.5),
+        *ten(0.4, model="local-rbf"),
+        *ten(0.3, model="rbf-sin"),
+        *ten(0.5, model="rbf-tri"),
+        *ten(0.9, protocol="bochner"),
+    ]
+    text = tables.headline(rows)
+    line = "| uci-regression | kfac | paper | boston | 0.40 | 0.30 (rbf-sin) | 0.45 | 0.40 (local-rbf) | ✓ |"
+    assert line in text
+    assert "bochner" not in text  # a single model is no comparison
+
+
+def test_the_comparison_gives_the_standard_error_of_paired_differences():
+    apart = [0.0, -0.1] * 5
+    rows = [regression(0.5 + 0.3 * f, fold=f) for f in range(10)]
+    rows += [regression(0.5 + 0.3 * f + d, fold=f, protocol="bochner") for f, d in enumerate(apart)]
+    error = np.std(apart, ddof=1) / np.sqrt(10)
+    assert f"−0.05 ± {error:.2f} ✓" in tables.comparison(rows)
 
 
 def test_tables_follow_the_paper_whatever_the_order_of_rows():
@@ -205,7 +229,7 @@ def test_comparison_is_paired_over_the_units_of_both():
     worse = [regression(0.5, model="rbf-sin"), regression(0.6, model="rbf-sin", protocol="bochner")]
     alone = [regression(0.5, model="rbf-tri")]
     text = tables.comparison(paper + ours + worse + alone)
-    assert "| boston | relu | 0.45 ± 0.25 | 0.50 ± 0.10 | −0.05 ✓ †1 | 3 |" in text
+    assert "| boston | relu | 0.45 ± 0.25 | 0.50 ± 0.10 | −0.05 ± 0.15 ✓ †1 | 3 |" in text
     assert "| boston | rbf-sin | 0.60 ± 0.00 | 0.50 ± 0.00 | +0.10 | 1 |" in text
     assert "Protocol bochner has the lower NLPD in 1 of 2 cells." in text
     assert "rbf-tri" not in text

@@ -169,8 +169,8 @@ def test_published_draws_do_not_depend_on_how_many_are_computed_at_a_time(monkey
     x, y = (torch.stack(parts) for parts in zip(*(data(12, seed=s) for s in range(3)), strict=True))
     posterior = PublishedLaplace(models, x, y, num_data=3, seeds=torch.arange(3))
     found = []
-    for portion in ((1, 1), (3, 4), (2, 5)):
-        monkeypatch.setattr(PublishedLaplace, "_portion", staticmethod(lambda _, portion=portion: portion))
+    for portion in ((1, 12, 1), (3, 5, 4), (2, 12, 5)):
+        monkeypatch.setattr(PublishedLaplace, "_portion", staticmethod(lambda *_, portion=portion: portion))
         found.append(torch.stack(list(posterior.outputs(x, scales=[0.4, 0.9], num=5))))
     assert found[0].shape == (5, 2, 3, 12, 1)
     for other in found[1:]:
@@ -417,6 +417,36 @@ def test_swag_rows():
 
 
 @pytest.mark.usefixtures("generated")
+def test_models_of_one_activation_collect_as_one_stack_and_equal_each_alone(monkeypatch):
+    """Draws of a stack share a generator, so the trained networks are compared: the scores before any draw."""
+    config = Config(experiment="uci-classification", protocol="paper", posterior="swag", **{**SMALL, "hidden": (8, 6)})
+    heard = {}
+
+    def search(_config, score):
+        heard.setdefault("scores", []).append(score(1e-3))
+        return 1e-3
+
+    means = {}
+    collect = swag.Swag
+
+    def collected(nets, *args, **options):
+        found = collect(nets, *args, **options)
+        means.setdefault(len(nets), []).append(found.mean["output.weight"].clone())
+        return found
+
+    monkeypatch.setattr(swag, "_search", search)
+    monkeypatch.setattr(swag, "Swag", collected)
+    together = run_set(config, "diabetes", ["rbf-sin", "matern32-sin"])
+    alone = [row for name in ("rbf-sin", "matern32-sin") for row in run_set(config, "diabetes", [name])]
+    assert [(r["model"], r["fold"], r["lr"]) for r in together] == [(r["model"], r["fold"], r["lr"]) for r in alone]
+    # Validation and test, of two models as one stack and of each alone.
+    for which in (0, 1):
+        torch.testing.assert_close(
+            means[4][which], torch.cat([means[2][which], means[2][2 + which]]), rtol=1e-3, atol=1e-5
+        )
+
+
+@pytest.mark.usefixtures("generated")
 @pytest.mark.parametrize(("protocol", "optimizer"), [("paper", training.sgd), ("bochner", training.adam)])
 def test_the_first_phase_of_published_swag_is_sgd(protocol, optimizer, monkeypatch):
     """Departure 36: SGD with momentum, though the text calls it Adam."""
@@ -487,8 +517,18 @@ def test_jobs():
         ("concrete", ["relu"]),
         ("boston", ["relu", "rbf-sin"]),
     ]
+    # Sets that take minutes are cut, so that what an interrupted run has made is kept.
+    names = list(MODELS)
+    large = units(dataclasses.replace(config, device="cuda"), {"adult": names, "covtype": names})
+    assert [(name, len(models)) for name, models in large] == [("covtype", 1)] * 16 + [("adult", 8)] * 2
+    assert sorted(m for name, models in large if name == "adult" for m in models) == sorted(names)
+    assert {MODELS[m][1] for m in large[-1][1]} == {"sin", "sincos", "triangle"}  # activations stay together
     swag = Config.swag(experiment="uci-classification", device="cuda")
     assert units(swag, {"adult": ["relu", "rbf-sin"]}) == [("adult", ["relu"]), ("adult", ["rbf-sin"])]
+    grouped = units(dataclasses.replace(swag, protocol="paper"), {"adult": names, "covtype": names[:3]})
+    assert [len(models) for name, models in grouped if name == "adult"] == [1, 1, 1, 1, 3, 3, 3, 3]
+    assert all(len({MODELS[m][1] for m in models}) == 1 for _, models in grouped)
+    assert [len(models) for name, models in grouped if name == "covtype"] == [1, 1, 1]
 
 
 SCRIPT = """

@@ -178,35 +178,43 @@ class PublishedLaplace:
 
         As in the code, draw i takes its noise from seed i: all networks and scales share it.
         """
-        # The rows are repeated for every scale: one tall product in place of several.
         shrink = torch.tensor([scale / self.num_data for scale in scales], dtype=x.dtype, device=x.device)
-        tall = x.repeat(1, len(scales), 1)
         every = self.parameters | self.buffers
 
         def single(numbers: Parameters, roots: Any, own: Tensor, noise: list[Tensor]) -> Tensor:
             return self._perturbed(numbers, roots, noise, own, shrink)
 
-        networks: Any = vmap(single, in_dims=(0, 0, 0, None))
-        size, group = self._portion(tall)
-        for start in range(0, num, group):
-            drawn = [self._noise(seed) for seed in range(start, min(start + group, num))]
-            noise = [torch.stack(each) for each in zip(*drawn, strict=True)]
-            draws: Any = vmap(networks, in_dims=(None, None, None, 0))
+        networks = vmap(single, in_dims=(0, 0, 0, None))
+        draws: Any = vmap(networks, in_dims=(None, None, None, 0))
+        size, rows, group = self._portion(x, len(scales))
+
+        def compute(some: Tensor, noise: list[Tensor]) -> Tensor:
+            """Outputs (draws, E, scales, n, c) at some of the rows, a few networks at a time."""
+            # The rows are repeated for every scale: one tall product in place of several.
+            tall = some.repeat(1, len(scales), 1)
             parts = [
                 draws(*tree_map(lambda t, i=i: t[i : i + size], (every, self.inverses, tall)), noise)
                 for i in range(0, len(x), size)
             ]
-            yield from torch.cat(parts, 1).unflatten(2, (len(scales), -1)).transpose(1, 2)
+            return torch.cat(parts, 1).unflatten(2, (len(scales), -1))
+
+        for start in range(0, num, group):
+            drawn = [self._noise(seed) for seed in range(start, min(start + group, num))]
+            noise = [torch.stack(each) for each in zip(*drawn, strict=True)]
+            yield from torch.cat([compute(some, noise) for some in x.split(rows, 1)], 3).transpose(1, 2)
 
     @staticmethod
-    def _portion(x: Tensor) -> tuple[int, int]:
-        """Networks and draws that are computed at a time.
+    def _portion(x: Tensor, scales: int) -> tuple[int, int, int]:
+        """Networks, rows and draws that are computed at a time, for inputs (E, n, d).
 
-        A GPU takes all networks, and draws up to 200,000 rows: their kernels would be short. A CPU takes one draw and a few
-        thousand rows, whose activations stay in its cache.
+        A GPU takes all networks, and about 200,000 rows, of one draw or several: fewer would be short kernels, more would not fit.
+        A CPU takes one draw and a few thousand rows, whose activations stay in its cache.
         """
-        num, rows = x.shape[:2]
-        return (num, max(1, 200_000 // (num * rows))) if x.is_cuda else (max(1, 2000 // rows), 1)
+        num, rows = x.shape[0], x.shape[1]
+        if not x.is_cuda:
+            return max(1, 2000 // (scales * rows)), rows, 1
+        most = max(1, 200_000 // (num * scales))
+        return num, min(rows, most), max(1, most // rows)
 
     def _noise(self, seed: int) -> list[Tensor]:
         """The standard normal matrices of one draw, a layer after the other."""

@@ -9,6 +9,7 @@ comes from a linear grid; under "bochner" it is Adam, and Bayesian optimisation 
 import copy
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from bochner.experiments.data import Data, measure
 from bochner.experiments.zoo import build
 from bochner.models import Model
 from bochner.posteriors.swag import DivergedError, Swag, tune_learning_rate
-from bochner.predictive import Predictive
 from bochner.training import Recipe, adam, fit_map, sgd
 
 Row = dict[str, Any]
@@ -45,49 +45,82 @@ def linear_search(
     return min(finite, key=lambda pair: pair[1])[0], tried
 
 
-def swag_rows(config: Any, data: Data, name: str, batch: int) -> list[Row]:
-    """Metrics and choices of one model in every fold."""
-    fit_rows, check_rows = data.halves()
-    seeds = [1000 * config.seed + f for f in config.folds]
-    shape: Any = {"protocol": config.protocol, "hidden": config.hidden, "width": config.width}
-    first = [build(name, data.x.shape[1], data.classes, seed=s, **shape).to(config.device) for s in seeds]
-    published = config.protocol == "paper"
-    recipe = Recipe(config.epochs, batch, sgd if published else adam, 1e-4, 0.01, steps, tf32=True)
+class _Stack:
+    """Networks of one activation, every model in every fold, that train as one stack."""
 
-    def train(nets: list[Model], rows: Tensor) -> Tensor:
-        return fit_map(nets, data.x, data.y, recipe, seed=seeds, rows=rows, num_data=data.train.shape[1]).diverged
+    def __init__(self, config: Any, data: Data, names: list[str], batch: int) -> None:
+        self.config, self.data, self.batch = config, data, batch
+        self.names, self.count = names, len(config.folds)
+        folds = [1000 * config.seed + f for f in config.folds]
+        shape: Any = {"protocol": config.protocol, "hidden": config.hidden, "width": config.width}
+        size = data.x.shape[1]
+        self.first = [build(n, size, data.classes, seed=s, **shape).to(config.device) for n in names for s in folds]
+        self.seeds = folds * len(names)
+        optimizer = sgd if config.protocol == "paper" else adam
+        self.recipe = Recipe(config.epochs, batch, optimizer, 1e-4, 0.01, steps, tf32=True)
 
-    def collect(nets: list[Model], rows: Tensor, rate: float, where: Tensor, draws: int) -> Predictive:
-        posterior = Swag(
-            nets, data.x, data.y, lr=rate, epochs=config.swag_epochs, rank=20, batch_size=batch, seed=seeds, rows=rows
-        )
+    def train(self, nets: list[Model], rows: Tensor) -> Tensor:
+        """Trains in place; says which networks diverged."""
+        options: Any = {"seed": self.seeds, "num_data": self.data.train.shape[1]}
+        rows = rows.repeat(len(self.names), 1)
+        return fit_map(nets, self.data.x, self.data.y, self.recipe, rows=rows, **options).diverged
+
+    def score(self, nets: list[Model], rows: Tensor, rates: list[float], where: Tensor, draws: int) -> list[Row]:
+        """Metrics of every network on its rows ``where``, after collecting at its rate."""
+        data, config = self.data, self.config
+        seen, asked = rows.repeat(len(self.names), 1), where.repeat(len(self.names), 1)
+        sizes: Any = {"epochs": config.swag_epochs, "rank": 20, "batch_size": self.batch, "tf32": True}
+        swag = Swag(nets, data.x, data.y, lr=rates, seed=self.seeds, rows=seen, **sizes)
         generator = torch.Generator(config.device).manual_seed(config.seed)
-        return posterior.predict(data.x[where], draws, own=True, generator=generator)
+        prediction = swag.predict(data.x[asked], draws, own=True, generator=generator)
+        return measure(prediction, data.y[asked])
 
-    trained = [copy.deepcopy(m) for m in first]
-    train(trained, fit_rows)
+
+def swag_rows(config: Any, data: Data, names: list[str], batch: int) -> dict[str, list[Row]]:
+    """Metrics and choices of models of one activation, for each in every fold."""
+    stack = _Stack(config, data, names, batch)
+    fit_rows, check_rows = data.halves()
+    count = len(stack.seeds)
+    trained = [copy.deepcopy(m) for m in stack.first]
+    stack.train(trained, fit_rows)
     hold_lengthscales(trained, trained)
 
-    def score(rate: float) -> float:
+    @cache
+    def scores(rate: float) -> list[float]:
+        """The mean validation NLPD of each model; NaN where a fold diverged."""
         try:
-            prediction = collect(copy.deepcopy(trained), fit_rows, rate, check_rows, config.grid_draws)
+            found = stack.score(copy.deepcopy(trained), fit_rows, [rate] * count, check_rows, config.grid_draws)
         except DivergedError:
-            return math.nan
-        values = [row["nlpd"] for row in measure(prediction, data.y[check_rows])]
-        return math.nan if None in values else float(np.mean(values))
+            return [math.nan] * len(names)
+        values = np.array([math.nan if row["nlpd"] is None else row["nlpd"] for row in found])
+        return values.reshape(len(names), -1).mean(1).tolist()
 
-    rate = None
+    rates = [_search(config, lambda rate, i=i: scores(rate)[i]) for i in range(len(names))]
+    rows: list[Row] = [{"nlpd": None, "accuracy": None, "auc": None}] * count
+    if any(rates):
+        hold_lengthscales(stack.first, trained)
+        lost = stack.train(stack.first, data.train).tolist()
+        # A model without a rate trains beside the others, at one that does no harm; its rows say that it diverged.
+        every = [rate or 1e-4 for rate in rates for _ in config.folds]
+        try:
+            found = stack.score(stack.first, data.train, every, data.test, config.draws)
+            without = [rate is None for rate in rates for _ in config.folds]
+            failed = [a or b for a, b in zip(lost, without, strict=True)]
+            rows = [dict.fromkeys(row) if bad else row for row, bad in zip(found, failed, strict=True)]
+        except DivergedError:
+            pass
+    size = stack.count
+    return {name: [{**row, "lr": rates[i]} for row in rows[i * size : (i + 1) * size]] for i, name in enumerate(names)}
+
+
+def _search(config: Any, score: Callable[[float], float]) -> float | None:
+    """The rate of one model by its protocol's search; None where every rate diverged."""
     try:
-        if published:
-            rate, _ = linear_search(score, trials=config.swag_trials)
-        else:
-            rate, _ = tune_learning_rate(score, trials=config.swag_trials, seed=config.seed)
-        hold_lengthscales(first, trained)
-        lost = train(first, data.train).tolist()
-        rows = measure(collect(first, data.train, rate, data.test, config.draws), data.y[data.test])
+        if config.protocol == "paper":
+            return linear_search(score, trials=config.swag_trials)[0]
+        return tune_learning_rate(score, trials=config.swag_trials, seed=config.seed)[0]
     except DivergedError:
-        return [{"nlpd": None, "accuracy": None, "auc": None, "lr": rate} for _ in seeds]
-    return [{**(dict.fromkeys(row) if bad else row), "lr": rate} for row, bad in zip(rows, lost, strict=True)]
+        return None
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """Runs the units of a sweep through joblib and keeps their rows: what is there is skipped, what is new is added whole."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,10 +12,12 @@ import torch
 from bochner.activations import unknown
 from bochner.experiments.rows import add_rows, read_rows
 from bochner.experiments.uci import Config, run_set
+from bochner.experiments.zoo import MODELS, by_activation
 
 Row = dict[str, Any]
 
 ENGINES = ("local", "ray", "dask")
+MODELS_PER_JOB = {"adult": 8, "connect-4": 8, "covtype": 1}  # on a GPU, where not all
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -35,13 +38,24 @@ def pending(config: Config, sets: Sequence[str], models: Sequence[str], have: Se
 
 
 def units(config: Config, left: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
-    """Jobs: a set with all its models where they train as one stack, by KFAC on a GPU; one model at a time elsewhere.
+    """Jobs: on a GPU models that train as one stack, as many as take minutes; one model at a time elsewhere.
 
-    The larger sets, which the tables have last, come first, so that several workers end together.
+    By KFAC that is a set with all its models, eight of a large one, one of covtype. SWAG under "paper" takes the models of one
+    activation. The larger sets, which the tables have last, come first, so that several workers end together.
     """
-    if config.device.startswith("cuda") and config.posterior == "kfac":
-        return list(reversed(left.items()))
-    return [(name, [model]) for name, models in left.items() for model in models]
+    single = [(name, [model]) for name, models in left.items() for model in models]
+    if not config.device.startswith("cuda") or (config.posterior, config.protocol) == ("swag", "bochner"):
+        return single
+    jobs: list[tuple[str, list[str]]] = []
+    for name, models in reversed(left.items()):
+        ordered, most = by_activation(models), MODELS_PER_JOB.get(name, len(MODELS))
+        if config.posterior == "kfac":
+            jobs += [(name, ordered[i : i + most]) for i in range(0, len(ordered), most)]
+            continue
+        groups = [list(some) for _, some in itertools.groupby(ordered, key=lambda model: MODELS[model][1])]
+        parts = [some[i : i + most] for some in groups for i in range(0, len(some), most)]
+        jobs += [(name, part) for part in sorted(parts, key=len)]
+    return jobs
 
 
 def _work(config: Config, name: str, models: list[str], threads: int, progress: bool, folder: str | None) -> list[Row]:

@@ -6,6 +6,7 @@ layer given the whole training set and the prior, and the noise from the validat
 """
 
 import copy
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from bochner.experiments.data import Data, measure
 from bochner.experiments.published import PublishedLaplace, decay, noises
 from bochner.experiments.rows import provenance
 from bochner.experiments.swag import swag_rows
-from bochner.experiments.zoo import MODELS, build
+from bochner.experiments.zoo import MODELS, build, by_activation
 from bochner.models import Model
 from bochner.posteriors.laplace import Laplace
 from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive
@@ -78,10 +79,10 @@ def run_set(config: Config, name: str, models: Sequence[str], *, progress: bool 
     scaled = PUBLISHED_SCALED.get(name) if config.protocol == "paper" else None
     data = Data.of(load(name), config.folds, config.device, scaled=scaled)
     batch = SETS[config.experiment][name]
-    # Members of one activation side by side: their model layers run together.
-    ordered = sorted(models, key=lambda m: (MODELS[m][1], list(MODELS).index(m)))
+    ordered = by_activation(models)
     if config.posterior == "swag":
-        results = {name: swag_rows(config, data, name, batch) for name in ordered}
+        groups = itertools.groupby(ordered, key=lambda model: MODELS[model][1])
+        results = {k: v for _, some in groups for k, v in swag_rows(config, data, list(some), batch).items()}
     else:
         results = _Sweep(config, data, batch, progress).run(ordered)
     seconds = (time.perf_counter() - start) / len(models)

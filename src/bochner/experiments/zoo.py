@@ -1,6 +1,7 @@
 """The paper's sixteen UCI networks by name, under both protocols."""
 
 import copy
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -36,6 +37,11 @@ MODELS: dict[str, tuple[str, str]] = {
     "matern52-prelu": ("matern52", "periodic_relu"),
     "matern32-prelu": ("matern32", "periodic_relu"),
 }
+
+
+def by_activation(models: Iterable[str]) -> list[str]:
+    """Models of one activation side by side: their model layers run together."""
+    return sorted(models, key=lambda name: (MODELS[name][1], list(MODELS).index(name)))
 
 
 def activation(name: str, protocol: str) -> Activation:

@@ -22,7 +22,7 @@ from bochner.models import Model
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.predictive import Predictive
 from bochner.training import Recipe, fit_map, sgd
-from bochner.validation import as_stack
+from bochner.validation import as_list
 
 
 class DivergedError(ValueError):
@@ -30,7 +30,7 @@ class DivergedError(ValueError):
 
 
 class Swag:
-    """Posterior from the path of SGD, for a network or a stack of networks of one shape.
+    """Posterior from the path of SGD, for a network or a stack of networks of one shape and activation.
 
     Collecting moves the networks; at the end their parameters are the mean of the path. A member of a stack that diverges has
     NaN for a mean and for its predictions; if all diverge that is an error.
@@ -46,6 +46,7 @@ class Swag:
         seed: Seed of the shuffles, one number or one for each network.
         rows: Which rows each network sees, as in ``fit_map``.
         after_epoch: Called at the end of every epoch, such as to change x in place.
+        tf32: Whether matrix products of training on CUDA may round their inputs to tf32.
         progress: Whether to show a progress bar.
     """
 
@@ -62,13 +63,14 @@ class Swag:
         seed: int | Sequence[int] = 0,
         rows: Tensor | None = None,
         after_epoch: Callable[[], None] = lambda: None,
+        tf32: bool = False,
         progress: bool = False,
     ) -> None:
         if not 2 <= rank <= epochs:
             raise ValueError(f"The rank parameter must lie between 2 and epochs ({epochs}), got {rank} instead.")
-        models = as_stack(model)
+        models = as_list(model)
         self.single, self.model, self.rank = isinstance(model, Model), models[0], rank
-        self.batches, self.rows = Batches(self.model, x, y, size=batch_size), rows
+        self.members, self.batches, self.rows = len(models), Batches(self.model, x, y, size=batch_size), rows
         self.count, self.mean, self.scatter, self.deviations = 0, {}, {}, {}
         held = [
             p
@@ -78,7 +80,7 @@ class Swag:
         ]
         for p in held:
             p.requires_grad_(False)
-        recipe = Recipe(epochs, batch_size, sgd, lr)
+        recipe = Recipe(epochs, batch_size, sgd, lr, tf32=tf32)
 
         def collect(parameters: Parameters) -> None:
             self._collect(parameters)
@@ -145,10 +147,12 @@ class Swag:
         Args:
             x: Inputs, (n, ...), or with ``own`` one set for each network, (E, n, ...); or a loader.
             num: Number of draws.
-            group: Draws that are computed at a time.
+            group: Draws that are computed at a time, fewer where rows and networks are many.
             own: Whether each network of the stack has its own inputs.
             generator: Source of randomness.
         """
+        # Two million rows of a thousand units are 8 GiB.
+        group = max(1, min(group, 2_000_000 // (self.members * x.shape[1 if own else 0])))
 
         def outputs() -> Iterator[Tensor]:
             for start in range(0, num, group):
@@ -203,8 +207,7 @@ class Swag:
         if self.rows is not None:
             yield from (self.batches.x[index] for index in self.rows.split(self.batches.size, dim=1))
             return
-        members = len(next(iter(self.mean.values())))
-        yield from (x.expand(members, *x.shape) for x, _ in self.batches)
+        yield from (x.expand(self.members, *x.shape) for x, _ in self.batches)
 
 
 def tune_learning_rate(

@@ -83,13 +83,21 @@ def _svg(figure: Figure, number: int, label: str) -> Markup:
 
 
 def _cells(table: Table | None) -> list[list[tuple[str, str]]]:
-    """The texts of a table, each with the class of its column: "number" where all cells look like one, after the first."""
+    """The texts of a table, each with the class of its column: "number" where all cells look like one, after the first.
+
+    Cells of a column called "difference" are coloured too: "near" where they carry a ✓, "far" where they hold a number without it.
+    """
     if table is None:
         return []
     columns = list(zip(*table, strict=True))
     numbers = [len(table) > 1 and all(map(_NUMBER.match, texts[1:])) for texts in columns[1:]]
     kinds = ["", *("number" if number else "" for number in numbers)]
-    return [list(zip(line, kinds, strict=True)) for line in table]
+
+    def coloured(text: str, title: str, kind: str) -> tuple[str, str]:
+        color = "" if title != "difference" or text == title or text == "—" else "near" if "✓" in text else "far"
+        return text, " ".join(filter(None, (kind, color)))
+
+    return [[coloured(*each) for each in zip(line, table[0], kinds, strict=True)] for line in table]
 
 
 def _views(sections: Sequence[Section]) -> list[dict[str, Any]]:

@@ -31,6 +31,19 @@ NAMES = {
 KINDS = ("theory", "toys", "uci", "images")
 
 
+def _made(rows: list[Row], command: str) -> str:
+    """The command that makes rows again, and what made these: time, hardware and commits."""
+    hardware = ", ".join(dict.fromkeys(row["hardware"] for row in rows if row.get("hardware")))
+    commits = ", ".join(dict.fromkeys(str(row["commit"])[:7] for row in rows if row.get("commit")))
+    # A set's time is spread evenly over its models, and every fold repeats it.
+    units = {tuple(row.get(k) for k in ("set", "model", "seed", "posterior", "protocol", "head")): row for row in rows}
+    seconds = sum(row.get("seconds", 0.0) for row in units.values())
+    time = f" {seconds:.0f} s" if seconds else ""
+    return (
+        f"Command: {command}. Made in{time or ' a time that the rows do not hold'}, on {hardware}, by commit {commits}."
+    )
+
+
 def _drawn(title: str, draw: Callable[[list[Row]], Figure], rows: list[Row]) -> Section:
     """A figure under what its function says about it."""
     return Section(title, figures=(draw(rows),), captions=((inspect.getdoc(draw) or "").split("\n\n")[0],))
@@ -76,6 +89,17 @@ def _toys(folder: Path) -> list[Section]:
 def _uci(folder: Path) -> list[Section]:
     rows = [row for path in sorted(folder.glob("uci-*.jsonl")) for row in read_rows(path)]
     sections = _from_markdown(tables.markdown(rows), "UCI: how to read the tables") if rows else []
+    if rows:
+        kinds = dict.fromkeys((row["experiment"], row["posterior"], row["protocol"]) for row in rows)
+        made = [
+            _made(
+                [row for row in rows if (row["experiment"], row["posterior"], row["protocol"]) == kind],
+                "bochner run {} --posterior {} --protocol {}".format(*kind),
+            )
+            for kind in kinds
+        ]
+        sections.append(Section("UCI: how the rows were made", "\n\n".join(made)))
+        sections += _from_markdown(tables.headline(rows), "UCI: periodic models against the others")
     if {"paper", "bochner"} <= {row["protocol"] for row in rows}:
         sections += _from_markdown(tables.comparison(rows), "UCI: both protocols", prefix="both protocols: ")
     return sections

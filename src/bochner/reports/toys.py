@@ -24,6 +24,7 @@ COLUMNS = {
     "rbf-sin": "RBF",
 }
 KERNELS = ("exponential", "matern32", "rbf")
+CONVERGED = 1.02  # largest R-hat of chains that agree
 
 
 def _panel(axes: Axes, row: Row, data: Row | None = None, key: str = "mean") -> None:
@@ -43,6 +44,12 @@ def _panel(axes: Axes, row: Row, data: Row | None = None, key: str = "mean") -> 
     axes.set(xticks=[], yticks=[], xlim=square[:2], ylim=square[:2])
 
 
+def _convergence(row: Row) -> str:
+    """R-hat and effective sample size of a network, and whether its chains agree: R-hat at most 1.02."""
+    state = "" if row["r_hat"] <= CONVERGED else "not converged: "
+    return f"{state}R-hat {row['r_hat']:.2f}, ESS {row['ess']:.0f}"
+
+
 def _by_model(rows: list[Row], method: str = "nuts") -> dict[str, Row]:
     return {row["model"]: row for row in rows if row["method"] == method}
 
@@ -59,7 +66,8 @@ def teaser_figure(rows: list[Row]) -> Figure:
         chosen = _by_model(rows, method)
         for axes, (name, title) in zip(panels[line], COLUMNS.items(), strict=True):
             _panel(axes, chosen[name], _data(rows))
-            axes.set_xlabel(f"confidence at |x| = 10: {chosen[name]['far_confidence']:.2f}", fontsize=7)
+            far = f"confidence at |x| = 10: {chosen[name]['far_confidence']:.2f}"
+            axes.set_xlabel(f"{far}\n{_convergence(chosen[name])}" if method == "nuts" else far, fontsize=7)
             if line == 0:
                 axes.set_title(title, fontsize=9)
         panels[line, 0].set_ylabel(label)
@@ -77,6 +85,7 @@ def mean_variance_figure(rows: list[Row]) -> Figure:
             mean, variance = panels[line, 2 * column], panels[line, 2 * column + 1]
             _panel(mean, chosen[name], _data(rows))
             _panel(variance, chosen[name], key="variance")
+            mean.set_xlabel(_convergence(chosen[name]), fontsize=6)
             title = LABELS[KERNELS[column]] if line < len(TITLES) else COLUMNS[name]
             if line in (0, len(TITLES)):
                 mean.set_title(f"{title}\nmean", fontsize=9)
@@ -94,7 +103,9 @@ def width_figure(rows: list[Row]) -> Figure:
     panels = figure.subplots(len(TITLES), 2 * len(widths))
     for line, (name, title) in enumerate(TITLES.items()):
         for column, (kernel, units) in enumerate((k, u) for k in ("exponential", "rbf") for u in widths):
-            _panel(panels[line, column], chosen[f"{kernel}-{name}-{units}"], _data(rows))
+            row = chosen[f"{kernel}-{name}-{units}"]
+            _panel(panels[line, column], row, _data(rows))
+            panels[line, column].set_xlabel(_convergence(row), fontsize=6)
             if line == 0:
                 panels[0, column].set_title(f"{LABELS[kernel]}, K = {units}", fontsize=9)
         panels[line, 0].set_ylabel(title)
@@ -117,8 +128,7 @@ def _regression(rows: list[Row], method: str) -> Figure:
             axes.legend(fontsize=7, loc="upper right")
         axes.plot(data["x"], data["y"], "k.", markersize=3)
         axes.set(xlim=(-5, 5), ylim=(-3, 3))
-        stuck = f" (not converged: R-hat {row['r_hat']:.2g})" if row.get("r_hat", 1.0) > 1.1 else ""
-        axes.set_title(row["prior"] + stuck, fontsize=9)
+        axes.set_title(row["prior"] + (f"\n{_convergence(row)}" if method == "nuts" else ""), fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
