@@ -1,5 +1,6 @@
 """What both estimators share: parameters, checks of what comes in, and the score for rows unlike the training data."""
 
+import math
 import sys
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -63,6 +64,7 @@ class Stationary(BaseEstimator):
         random_state: Any = None,
         verbose: bool = False,
         settings: Settings | None = None,
+        budget: float | None = None,
     ) -> None:
         self.kernel = kernel
         self.hidden_layer_sizes = hidden_layer_sizes
@@ -71,6 +73,7 @@ class Stationary(BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
         self.settings = settings
+        self.budget = budget
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -101,6 +104,9 @@ class Stationary(BaseEstimator):
         if self.settings is not None and not isinstance(self.settings, Settings):
             raise ValueError(f"The settings parameter must be a Settings, got {type(self.settings).__name__} instead.")
 
+        if self.budget is not None and not (isinstance(self.budget, Real) and 0 < self.budget < math.inf):
+            raise ValueError(f"The budget parameter must be a positive number of seconds, got {self.budget!r} instead.")
+
     def _device(self) -> str:
         return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
 
@@ -114,7 +120,7 @@ class Stationary(BaseEstimator):
             settings=self.settings or Settings(),
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             say=self._say,
-            progress=bool(self.verbose),
+            progress=bool(self.verbose) and sys.stdout.isatty(),
         )
 
     def _say(self, text: str) -> None:

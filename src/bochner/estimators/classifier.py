@@ -29,6 +29,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         random_state: Seed of every draw.
         verbose: Whether to say what takes time.
         settings: Every other constant, ``bochner.estimators.Settings``.
+        budget: Seconds that ``fit`` may take; None for as many as it needs.
 
     Attributes:
         classes_: The labels, in the order of the columns of ``predict_proba``.

@@ -36,6 +36,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
         random_state: Seed of every draw.
         verbose: Whether to say what takes time.
         settings: Every other constant, ``bochner.estimators.Settings``.
+        budget: Seconds that ``fit`` may take; None for as many as it needs.
 
     Attributes:
         mixtures_: What predicts, one mixture for each target.
