@@ -2,7 +2,8 @@
 
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -16,11 +17,13 @@ from torch import Tensor
 
 from bochner import spectra
 from bochner.activations import unknown
+from bochner.estimators.budget import Clock, spend
 from bochner.estimators.columns import Columns, as_codes, is_category
 from bochner.estimators.kernel_features import CHUNK
 from bochner.estimators.members import Inputs
 from bochner.estimators.novelty import Novelty, learn_novelty
 from bochner.estimators.settings import Settings, Task
+from bochner.estimators.threads import one_thread
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -44,6 +47,20 @@ class Training:
     weight: Tensor
     names: np.ndarray | None
     features: int
+
+    def part(self, rows: np.ndarray) -> "Training":
+        """Some of the rows."""
+        at = torch.from_numpy(rows).to(self.x.device)
+        return replace(self, x=self.x[at], y=self.y[rows], weight=self.weight[at])
+
+
+def some_rows(rows: int, count: int, labels: np.ndarray | None, seed: Any) -> np.ndarray:
+    """Some of the rows at random, two of every class among them."""
+    order = check_random_state(seed).permutation(rows)
+    chosen = [order[:count]]
+    if labels is not None:
+        chosen += [order[labels[order] == label][:2] for label in np.unique(labels)]
+    return np.unique(np.concatenate(chosen))
 
 
 class Stationary(BaseEstimator):
@@ -110,18 +127,38 @@ class Stationary(BaseEstimator):
     def _device(self) -> str:
         return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
 
-    def _task(self, training: Training) -> Task:
+    def _task(self, training: Training, effort: float = 1.0, clock: Clock | None = None) -> Task:
         kernels = self.kernel if isinstance(self.kernel, tuple | list) else (self.kernel,)
         return Task(
             group=torch.from_numpy(training.columns.group).to(training.x.device),
             plain=training.columns.plain,
             spectra=tuple(spectra.resolve(kernel) for kernel in kernels),
             hidden=tuple(int(size) for size in self.hidden_layer_sizes),
-            settings=self.settings or Settings(),
+            settings=(self.settings or Settings()).lighter(effort, len(training.x)),
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             say=self._say,
             progress=bool(self.verbose) and sys.stdout.isatty(),
+            clock=clock or Clock(),
         )
+
+    def _fit_mixtures(
+        self, training: Training, fit: Callable[[Training, Task], list[Any]], labels: np.ndarray | None = None
+    ) -> tuple[Training, list[Any]]:
+        """The mixtures, within the budget if there is one, and the rows that they were fitted to."""
+        seed = (
+            self.random_state if self.budget is None else int(check_random_state(self.random_state).randint(2**31 - 1))
+        )
+
+        def attempt(effort: float, clock: Clock) -> tuple[Training, list[Any]]:
+            count = (self.settings or Settings()).rows_for(effort, len(training.x))
+            part = (
+                training.part(some_rows(len(training.x), count, labels, seed)) if count < len(training.x) else training
+            )
+            task = self._task(part, effort, clock)
+            with one_thread(len(part.x) <= task.settings.large_rows):
+                return part, fit(part, task)
+
+        return attempt(1.0, Clock()) if self.budget is None else spend(self.budget, attempt, self._say)
 
     def _say(self, text: str) -> None:
         if self.verbose:
