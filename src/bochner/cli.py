@@ -1,6 +1,7 @@
 """Command line. Parsing and printing only: the work is done elsewhere."""
 
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -404,9 +405,13 @@ def start() -> None:
     """The command line, for an output that may know few letters, be full or be closed."""
     cli_models.survive_output()
     try:
-        app()
-    except BrokenPipeError:  # what reads our output has had enough
-        sys.stdout = None  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:  # typer ends quietly where the reader of its output is gone
+        print(f"The output cannot be written: {error.strerror}.", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left has nowhere to go
         sys.exit(1)
 
 

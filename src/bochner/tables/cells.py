@@ -58,11 +58,11 @@ CLOCKS = (
     " %I:%M:%S %p",
     ", %H:%M",
     ", %H:%M:%S",
-    " %H:%M:%S %z",
 )
 TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I %p")
 STYLES = frozenset({"", "ISO8601", *(day + clock for day in DAYS for clock in CLOCKS), *TIMES})
 SWAPPED = {"%d/%m": "%m/%d", "%m/%d": "%d/%m", "%d-%m": "%m-%d", "%m-%d": "%d-%m"}
+ZONE = re.compile(r"(:\d\d(?:\.\d+)?) ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d)$")
 LIKE_A_DATE = re.compile(r".*\d.*[-/.: ,].*|\d{8}|[A-Za-z]{3,9}[- ]\d{2,4}")
 
 
@@ -115,10 +115,9 @@ def read_truths(texts: Any) -> np.ndarray:
 
 
 def read_dates(texts: Any, style: str) -> pd.DatetimeIndex:
-    """Dates under one format, in universal time where a zone is given; NaT where a text is none."""
-    stripped = pd.Series(texts, dtype=object).str.strip()
-    found = pd.to_datetime(stripped, format=style, errors="coerce", utc=True)
-    return pd.DatetimeIndex(found.dt.tz_localize(None))
+    """Dates under one format, NaT where a text is none. Zones are left out: a weekday is that of the place."""
+    stripped = pd.Series(texts, dtype=object).str.strip().str.replace(ZONE, r"\1", regex=True)
+    return pd.DatetimeIndex(pd.to_datetime(stripped, format=style, errors="coerce"))
 
 
 def read_times(texts: Any, style: str) -> np.ndarray:

@@ -78,17 +78,16 @@ class Column:
 
 
 def as_cells(series: Any) -> Any:
-    """A column as numbers, truths or dates where its type says so, else as an array of texts."""
+    """A column as numbers or dates where its type says so, else as an array of texts."""
     if isinstance(series.dtype, pd.CategoricalDtype):
         return as_cells(series.astype(series.cat.categories.dtype))
     if pd.api.types.is_bool_dtype(series.dtype):
-        return series.to_numpy(dtype=float, na_value=np.nan)
+        return np.array(["" if pd.isna(value) else str(bool(value)) for value in series], dtype=object)
     if pd.api.types.is_numeric_dtype(series.dtype) and not pd.api.types.is_complex_dtype(series.dtype):
         values = series.to_numpy(dtype=float, na_value=np.nan)
         return np.where(np.isfinite(values), values, np.nan)
     if pd.api.types.is_datetime64_any_dtype(series.dtype):
-        zoned = series.dt.tz_convert("UTC").dt.tz_localize(None) if series.dt.tz is not None else series
-        return pd.DatetimeIndex(zoned)
+        return pd.DatetimeIndex(series.dt.tz_localize(None))  # a weekday is that of the place
     return np.array([as_text(value) for value in series], dtype=object)
 
 
@@ -279,7 +278,8 @@ def canonical(text: str) -> str:
 def _category(name: str, present: np.ndarray, missing: bool) -> Column:
     plain = cells.once_each(present, canonical)
     counts = Counter(cells.once_each(plain, str.casefold).tolist())
-    frequent = [level for level, rows in counts.most_common(MOST_LEVELS) if rows >= RARE_ROWS]
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    frequent = [level for level, rows in ordered[:MOST_LEVELS] if rows >= RARE_ROWS]
     if len(counts) - len(frequent) < 2 and len(counts) <= MOST_LEVELS:
         frequent = list(counts)
     rare = len(counts) - len(frequent)
@@ -292,7 +292,8 @@ def _category(name: str, present: np.ndarray, missing: bool) -> Column:
 def _text(name: str, present: np.ndarray, missing: bool) -> Column:
     counts = Counter(word for text in present for word in set(WORD.findall(text.casefold())))
     low, high = (share * len(present) for share in WORD_SHARES)
-    words = [word for word, rows in counts.most_common() if low <= rows <= high][:TEXT_WORDS]
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    words = [word for word, rows in ordered if low <= rows <= high][:TEXT_WORDS]
     said = f", and whether it has {', '.join(repr(word) for word in words)}" if words else ""
     return Column(name, "text", f"free text → number of words{said}", parts=tuple(words), missing=missing)
 

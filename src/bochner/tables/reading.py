@@ -192,8 +192,9 @@ def _encoding(path: Path) -> tuple[str, bool]:
     for name in (encoding, "cp1252"):
         try:
             with path.open(encoding=name, newline="") as file:
-                while file.read(2**20):
-                    pass
+                while block := file.read(2**20):
+                    if "\0" in block:
+                        raise TableError(f"{path} is not a text file (it holds null characters).")
             return name, marked and name == encoding
         except UnicodeDecodeError:
             continue
@@ -201,13 +202,10 @@ def _encoding(path: Path) -> tuple[str, bool]:
 
 
 def _lines(path: Path, dialect: Dialect) -> Iterator[str]:
-    """The lines of a file without its marks; a TableError at a null character."""
+    """The lines of a file without its marks."""
     with path.open(encoding=dialect.encoding, newline="") as file:
-        first = file.readline().lstrip(MARK)
-        for line in itertools.chain([first], file) if first else file:
-            if "\0" in line:
-                raise TableError(f"{path} is not a text file (it holds null characters).")
-            yield line
+        yield file.readline().lstrip(MARK)
+        yield from file
 
 
 def _rows(path: Path, dialect: Dialect) -> Iterator[tuple[int, list[str] | str]]:
