@@ -5,6 +5,7 @@ What is heavy is imported within the commands, after what can be said without it
 
 import contextlib
 import csv
+import itertools
 import json
 import sys
 import time
@@ -23,6 +24,8 @@ console = Console(highlight=False, markup=False, emoji=False)
 errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 QUICK_SECONDS = 10.0  # what --quick stands for
+PROGRESS_ROWS = 100_000  # after which predict says how far it is
+FITTING_SHARE = 0.85  # of a budget, with what comes before; the rest is for measuring, writing and ending
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Device = Annotated[str, typer.Option(help="'auto', 'cpu' or 'cuda'.")]
@@ -114,7 +117,7 @@ def _budget(seconds: float | None, quick: bool, began: float) -> float | None:
         raise ValueError(f"The options --budget and --quick exclude each other: --quick is --budget {QUICK_SECONDS:g}.")
     if quick:
         seconds = QUICK_SECONDS
-    return None if seconds is None else max(0.1, seconds - (time.perf_counter() - began))
+    return None if seconds is None else max(1e-3, FITTING_SHARE * seconds - (time.perf_counter() - began))
 
 
 def fit(
@@ -335,12 +338,14 @@ def _predict_pieces(
         table, written = table.adapted(first.texts)
         notes += written
         decimal = file_decimal([first.texts[name].to_numpy(dtype=object) for name in source.names]) or "."
+    pieces = itertools.chain([] if first is None else [first], pieces)
+    del first  # a piece is in memory no longer than it is worked on
     with writer(out, source, decimal) as take:
-        for piece in (piece for group in ([first] if first else [], pieces) for piece in group):
+        for piece in pieces:
             added = fitting.predict_rows(estimator, table, piece.texts, coverage, changes)
             take(piece, added)
             rows, flagged = rows + len(piece.texts), flagged + int(added["ood"].sum())
-            if rows % 50_000 == 0:
+            if rows % PROGRESS_ROWS == 0:
                 _note(f"{rows} rows")
         if not skip_bad:
             source.check_bad()

@@ -2,6 +2,7 @@
 
 import math
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -39,6 +40,7 @@ class Training:
         weight: How many rows each one stands for, (n,), on the device.
         names: Names of the columns, where they have names.
         features: Number of columns.
+        began: When the fit began, on the clock of ``time.perf_counter``.
     """
 
     columns: Columns
@@ -47,6 +49,7 @@ class Training:
     weight: Tensor
     names: np.ndarray | None
     features: int
+    began: float
 
     def part(self, rows: np.ndarray) -> "Training":
         """Some of the rows."""
@@ -158,7 +161,9 @@ class Stationary(BaseEstimator):
             with one_thread(len(part.x) <= task.settings.large_rows):
                 return part, fit(part, task)
 
-        return attempt(1.0, Clock()) if self.budget is None else spend(self.budget, attempt, self._say)
+        if self.budget is None:
+            return attempt(1.0, Clock())
+        return spend(self.budget - (time.perf_counter() - training.began), attempt, self._say)
 
     def _say(self, text: str) -> None:
         if self.verbose:
@@ -168,6 +173,7 @@ class Stationary(BaseEstimator):
 
     def _training(self, X: Any, y: np.ndarray, sample_weight: Any) -> Training:
         """Rows that can be learnt from, from a checked target; nothing is stored yet."""
+        began = time.perf_counter()
         names, categorical = None, _has_categories(X)
         if categorical:
             check_names(X)
@@ -194,7 +200,7 @@ class Stationary(BaseEstimator):
         columns = Columns.learn(table, weight, settings.unseen_rows)
         device = self._device()
         x = torch.from_numpy(columns.transform(table)).to(device)
-        return Training(columns, x, y, torch.from_numpy(weight).to(device), names, features)
+        return Training(columns, x, y, torch.from_numpy(weight).to(device), names, features, began)
 
     def _remember(self, training: Training, mixtures: list[Any]) -> None:
         """What every fitted estimator has; called when a fit has succeeded."""

@@ -1,5 +1,6 @@
 """Estimators for tables as they are: TableRegressor and TableClassifier."""
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
@@ -72,6 +73,7 @@ class _TableEstimator(BaseEstimator):
         Raises:
             TableError: The table or the target cannot be used; all problems are named.
         """
+        began = time.perf_counter()
         self.check_parameters()
         frame, problems = as_frame(X), []
         if unknown := [name for name in self.drop if name not in map(str, frame.columns)]:
@@ -99,7 +101,11 @@ class _TableEstimator(BaseEstimator):
             raise TableError(*problems)
         plain = self._task == "classification" and pd.api.types.is_numeric_dtype(series.dtype)
         labels = series.to_numpy() if plain else values
-        estimator = self._make().fit(table.transform(frame), labels, sample_weight)
+        clean, estimator = table.transform(frame), self._make()
+        if self.budget is not None:  # understanding the table has taken its part
+            estimator.budget = max(1e-3, self.budget - (time.perf_counter() - began))
+        estimator.fit(clean, labels, sample_weight)
+        estimator.budget = self.budget
         self.table_, self.target_, self.estimator_ = table, target, estimator
         self.n_features_in_ = frame.shape[1]
         return self

@@ -24,7 +24,7 @@ DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bar
 SAMPLE_BYTES = 2**18  # from which the dialect is detected
 SAMPLE_ROWS = 200
 ENOUGH_ROWS = 0.8  # share of rows with the usual number of cells under which a delimiter is believed
-CHUNK_ROWS = 50_000  # rows in memory at a time
+CHUNK_ROWS = 20_000  # rows in memory at a time
 PANDAS_INDEX = "__index_level_"  # how pandas names an index in a Parquet file
 MARK = "\ufeff"  # the byte-order mark, as a character
 TEXT_TYPES = (
@@ -189,7 +189,7 @@ def _encoding(path: Path) -> tuple[str, bool]:
     """Encoding of a whole file: UTF-8 or UTF-16 if all of it is, else Windows' or ISO's Latin-1."""
     with path.open("rb") as file:
         encoding, marked = _decoder(file.read(SAMPLE_BYTES))
-    for name in (encoding, "cp1252"):
+    for name in (encoding, "cp1252", "latin-1"):
         try:
             with path.open(encoding=name, newline="") as file:
                 while block := file.read(2**20):
@@ -198,7 +198,7 @@ def _encoding(path: Path) -> tuple[str, bool]:
             return name, marked and name == encoding
         except UnicodeDecodeError:
             continue
-    return "latin-1", False
+    raise AssertionError("every byte is a letter of Latin-1")
 
 
 def _lines(path: Path, dialect: Dialect) -> Iterator[str]:
