@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from bochner.cli import app
+from bochner.estimators import StationaryClassifier, StationaryRegressor
 from bochner.estimators.budget import Clock, OutOfTime, spend
 from bochner.estimators.settings import Settings
 from bochner.files import check_outputs, replacing, write_bytes
@@ -276,3 +277,18 @@ def test_pieces_carry_their_places(tmp_path):
     piece = read_table(open_table(tmp_path / "t.csv"))
     assert isinstance(piece, Piece)
     assert piece.places == [2, 5]
+
+
+@pytest.mark.parametrize("kind", [StationaryRegressor, StationaryClassifier])
+def test_the_least_budget_gives_a_rough_model_of_every_class(kind):
+    """The first attempt learns from a part of the rows, in which no class is missing."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1100, 2))
+    y = x[:, 0] if kind is StationaryRegressor else np.where(x[:, 0] > 0, 1, 0)
+    y = np.concatenate([y[:-2], [7, 7]])
+    model = kind(hidden_layer_sizes=(), kernel="rbf", random_state=0, budget=0.01).fit(x, y)
+    assert model.log_prob(x[:-2], y[:-2]).mean() > -0.5
+    if kind is StationaryClassifier:
+        assert model.classes_.tolist() == [0, 1, 7]
+    with pytest.raises(ValueError, match="budget parameter must be a positive number of seconds, got -1 instead"):
+        kind(budget=-1).fit(x, y)
