@@ -12,6 +12,17 @@ def test_import_is_light():
     assert output.strip() == "[]"
 
 
+def test_nothing_heavy_is_loaded_before_it_is_asked_for(tmp_path):
+    """Torch takes seconds: neither the import, nor the help, nor a misspelt file name waits for it."""
+    shown = "print([m for m in ('torch', 'pandas', 'sklearn', 'scipy') if m in sys.modules], file=sys.stderr)"
+    for words in (None, "--help", "fit --help", f"fit {tmp_path}/no.csv --target a", f"predict m {tmp_path}/no.csv"):
+        code = f"import sys, bochner; {shown}"
+        if words is not None:
+            code = f"import sys; sys.argv[1:] = {words.split()}\nfrom bochner.cli import start\ntry: start()\nfinally: {shown}"
+        end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "\n[]" in "\n" + end.stderr, (words, end.stderr)
+
+
 def test_public_names_are_these():
     assert bochner.__all__ == [
         "Activation",
@@ -37,6 +48,8 @@ def test_public_names_are_these():
         "Swag",
         "Predictive",
         "StationaryHead",
+        "TableRegressor",
+        "TableClassifier",
         "StationaryRegressor",
         "StationaryClassifier",
     ]

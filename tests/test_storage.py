@@ -19,6 +19,7 @@ from sklearn.base import clone
 from bochner import Matern, storage
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.storage import ModelFileError, load, save
+from bochner.tables.estimators import TableClassifier, TableRegressor
 
 LAST = "0.network0.0"  # intervals of a network
 NETWORKS = Settings(network_rows=60, least_steps=10, most_steps=10, member_floor=0.0)
@@ -35,6 +36,8 @@ KINDS = {
     ),
     "several targets": (StationaryRegressor, {"hidden_layer_sizes": ()}),
     "table": (StationaryRegressor, {"hidden_layer_sizes": ()}),
+    "raw table": (TableRegressor, {"hidden_layer_sizes": (), "drop": ("b",)}),
+    "raw classes": (TableClassifier, {"hidden_layer_sizes": (), "kernel": "rbf"}),
 }
 
 
@@ -44,10 +47,16 @@ def data(name):
     y = np.sin(x[:, 0]) + 0.1 * rng.normal(size=60)
     if KINDS[name][0] is StationaryClassifier:
         return x, np.where(y > 0, "up", "down")
-    if name == "table":
+    if name in ("table", "raw table", "raw classes"):
         frame = pd.DataFrame(x, columns=list("abc")).assign(d=np.where(x[:, 2] > 0, "u", "v"))
         frame.loc[:4, "a"] = np.nan
-        return frame, np.exp(y)
+        if name == "table":
+            return frame, np.exp(y)
+        days = pd.date_range("2026-01-01", periods=60).strftime("%d.%m.%Y")
+        frame = frame.assign(
+            day=days, id=[f"n{i}" for i in range(60)], fee=[f"€ {v:.2f}".replace(".", ",") for v in y + 9]
+        )
+        return frame, [f"${v:.2f}" for v in np.exp(y)] if name == "raw table" else np.where(y > 0, " up", "down")
     return x, np.stack([y, y**2], 1) if name == "several targets" else y
 
 
@@ -57,7 +66,7 @@ def saved(tmp_path_factory):
     made = {}
     for name, (kind, options) in KINDS.items():
         estimator = kind(random_state=0, **options).fit(*data(name))
-        made[name] = (estimator, save(folder / f"{name}.bochner", estimator, table={"a": 1}))
+        made[name] = (estimator, save(folder / f"{name}.bochner", estimator))
     return made
 
 
@@ -77,7 +86,7 @@ def test_a_new_process_predicts_the_same_bits(name, saved, tmp_path):
     x.to_pickle(tmp_path / "x.pkl")
     script = (
         "import sys, numpy as np, pandas as pd; from bochner.storage import load; e = load(sys.argv[1]).estimator;"
-        "x = pd.read_pickle(sys.argv[2]); x = x if hasattr(e, 'feature_names_in_') else x.to_numpy();"
+        "x = pd.read_pickle(sys.argv[2]); x = x if hasattr(e, 'feature_names_in_') or hasattr(e, 'table_') else x.to_numpy();"
         "first = e.predict_proba(x) if hasattr(e, 'classes_') else np.stack(e.predict(x, return_std=True));"
         "sys.stdout.buffer.write(first.tobytes() + e.ood_score(x).tobytes() + str(e.ood_threshold_).encode())"
     )
@@ -88,10 +97,13 @@ def test_a_new_process_predicts_the_same_bits(name, saved, tmp_path):
 def test_everything_else_comes_back_too(saved):
     for estimator, path in saved.values():
         back = load(path)
-        assert back.table == {"a": 1}
         assert back.about["estimator"] == type(estimator).__name__
         assert back.estimator.get_params() == estimator.get_params() | {"device": "auto"}
-        assert back.estimator.columns_ == estimator.columns_
+        if hasattr(estimator, "table_"):
+            assert back.estimator.summary_ == estimator.summary_
+            assert (back.estimator.table_, back.estimator.target_) == (estimator.table_, estimator.target_)
+        else:
+            assert back.estimator.columns_ == estimator.columns_
         if hasattr(estimator, "classes_"):
             np.testing.assert_array_equal(back.estimator.classes_, estimator.classes_)
     regressor, path = saved["regression"]
@@ -145,7 +157,7 @@ def resigned(path, target, change, tensors=lambda found: found):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(format=1), "has format 1, and this bochner .* reads format 5; it was written by bochner"),
+        (lambda c: c.update(format=1), "has format 1, and this bochner .* reads format 6; it was written by bochner"),
         (lambda c: c.update(estimator="os.system"), "does not hold what a model must hold .KeyError: 'os.system'"),
         (lambda c: c.update(estimator="StationaryRegressor"), "does not hold what a model must hold"),
         (lambda c: c["parameters"].update(hidden_layer_sizes=[-1]), "hidden_layer_sizes parameter must be"),
@@ -248,11 +260,42 @@ def test_what_is_not_a_file_is_said(tmp_path):
 
 def test_only_fitted_estimators_are_saved(tmp_path):
     with pytest.raises(
-        ValueError, match="must be a fitted StationaryRegressor or StationaryClassifier, got dict instead"
+        ValueError, match=r"must be a fitted TableRegressor or .* or StationaryClassifier, got dict instead"
     ):
         save(tmp_path / "m", {})
     with pytest.raises(ValueError, match="got StationaryRegressor without a fit instead"):
         save(tmp_path / "m", StationaryRegressor())
+    with pytest.raises(ValueError, match="got TableClassifier without a fit instead"):
+        save(tmp_path / "m", TableClassifier())
+
+
+def _column(content, name):
+    return next(own for own in content["table"]["columns"] if own["name"] == name)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(table=[]), "does not hold what a model must hold"),
+        (lambda c: c["table"].update(columns=[]), "the columns are not a list"),
+        (lambda c: c["table"]["columns"].pop(0), "the columns do not fit the estimator"),
+        (lambda c: c["table"].update(drop="b"), "the columns to leave out"),
+        (lambda c: c["table"]["target"].update(task="classification"), "does not fit the target"),
+        (lambda c: c["table"]["target"].update(name=5), "the target is not described"),
+        (lambda c: _column(c, "a").update(kind="exec"), "the column 'a' is not as it must be"),
+        (lambda c: _column(c, "a").update(decimal="x"), "the column 'a' is not as it must be"),
+        (lambda c: _column(c, "a").pop("unit"), "a column is not described"),
+        (lambda c: _column(c, "d").update(levels=[1]), "the column 'd' is not as it must be"),
+        (lambda c: _column(c, "day").update(style="%Q"), "the column 'day' is not as it must be"),
+        (lambda c: _column(c, "day").update(first="soon"), "the column 'day' is not as it must be"),
+        (lambda c: _column(c, "day").update(parts=["__class__"]), "the column 'day' is not as it must be"),
+        (lambda c: _column(c, "day").update(parts=["days"]), "the columns do not fit the estimator"),
+    ],
+)
+def test_edited_columns_are_refused(change, message, saved, tmp_path):
+    path = resigned(saved["raw table"][1], tmp_path / "edited.bochner", change)
+    with pytest.raises(ModelFileError, match=message):
+        load(path)
 
 
 def test_what_could_not_be_read_back_is_not_written(saved, tmp_path):

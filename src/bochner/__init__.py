@@ -3,37 +3,56 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from bochner import activations
-from bochner.activations import Activation
-from bochner.kernels import InducedKernel, induced_kernel
-from bochner.layers import StationaryLayer, WidthError, width_error
-from bochner.likelihoods import Categorical, Gaussian
-from bochner.models import Model, swap_head
-from bochner.posteriors.closed_form import ClosedForm, tune_marginal
-from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
-from bochner.posteriors.laplace import Laplace
-from bochner.posteriors.swag import Swag
-from bochner.predictive import Predictive
-from bochner.spectra import RBF, Exponential, Matern
-from bochner.training import Recipe, fit_map
-
 if TYPE_CHECKING:
+    from bochner import activations
+    from bochner.activations import Activation
     from bochner.attach import StationaryHead
     from bochner.estimators import StationaryClassifier, StationaryRegressor
+    from bochner.kernels import InducedKernel, induced_kernel
+    from bochner.layers import StationaryLayer, WidthError, width_error
+    from bochner.likelihoods import Categorical, Gaussian
+    from bochner.models import Model, swap_head
+    from bochner.posteriors.closed_form import ClosedForm, tune_marginal
+    from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
+    from bochner.posteriors.laplace import Laplace
+    from bochner.posteriors.swag import Swag
+    from bochner.predictive import Predictive
+    from bochner.spectra import RBF, Exponential, Matern
+    from bochner.tables.estimators import TableClassifier, TableRegressor
+    from bochner.training import Recipe, fit_map
 
 __version__ = "0.1.0"
 
-_ELSEWHERE = {  # what needs scikit-learn is imported when it is asked for
-    "StationaryHead": "bochner.attach",
-    "StationaryRegressor": "bochner.estimators",
-    "StationaryClassifier": "bochner.estimators",
+_MODULES = {  # where the public names are: torch takes seconds to load, so each is imported when it is asked for
+    "bochner.activations": ("Activation",),
+    "bochner.spectra": ("RBF", "Matern", "Exponential"),
+    "bochner.kernels": ("InducedKernel", "induced_kernel"),
+    "bochner.layers": ("StationaryLayer", "WidthError", "width_error"),
+    "bochner.models": ("Model", "swap_head"),
+    "bochner.likelihoods": ("Gaussian", "Categorical"),
+    "bochner.training": ("Recipe", "fit_map"),
+    "bochner.posteriors.closed_form": ("ClosedForm", "tune_marginal"),
+    "bochner.posteriors.closed_form_classifier": ("ClosedFormClassifier",),
+    "bochner.posteriors.laplace": ("Laplace",),
+    "bochner.posteriors.swag": ("Swag",),
+    "bochner.predictive": ("Predictive",),
+    "bochner.attach": ("StationaryHead",),
+    "bochner.estimators": ("StationaryRegressor", "StationaryClassifier"),
+    "bochner.tables.estimators": ("TableRegressor", "TableClassifier"),
 }
+_ELSEWHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name in _ELSEWHERE:
         return getattr(import_module(_ELSEWHERE[name]), name)
+    if name == "activations":
+        return import_module("bochner.activations")
     raise AttributeError(f"module 'bochner' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
 
 
 __all__ = [
@@ -65,6 +84,8 @@ __all__ = [
     "Predictive",
     # a network that is trained already, and tables
     "StationaryHead",
+    "TableRegressor",
+    "TableClassifier",
     "StationaryRegressor",
     "StationaryClassifier",
 ]

@@ -1,6 +1,8 @@
 """Command line. Parsing and printing only: the work is done elsewhere."""
 
 import math
+import os
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,10 +13,9 @@ from rich.console import Console
 
 import bochner
 from bochner import cli_models
-from bochner.activations import unknown
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Neural networks that know what they do not know.")
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False, emoji=False)
 
 Out = Annotated[Path, typer.Option(help="Folder for rows and figures; made if missing.")]
 Seed = Annotated[int, typer.Option(help="Seed of every draw.", min=0, max=2**31 - 1)]
@@ -96,6 +97,13 @@ def _run_theory(names: list[str], out: Path, seed: int) -> None:
             write_rows(path, [{"experiment": name, **common, **row} for row in rows])
             save_figure(FIGURES[name](read_rows(path)), figure)
         console.print(f"{name:<12} {seconds:5.1f} s   {path}   {figure}", soft_wrap=True)
+
+
+def unknown(parameter: str, value: Any, known: Iterable[Any]) -> str:
+    """What to say of a name that is not known; torch is loaded for it only now."""
+    from bochner.activations import unknown
+
+    return unknown(parameter, value, known)
 
 
 def _words(text: str | None, known: Iterable[str], option: str) -> list[str]:
@@ -374,7 +382,7 @@ def check_data(
     failed = False
     for name in _data_names(names or [*NAMES, *IMAGES]):
         found = check(name)
-        console.print(f"{name:<17} {found.status:<9} {found.message}", soft_wrap=True, markup=False)
+        console.print(f"{name:<17} {found.status:<9} {found.message}", soft_wrap=True)
         failed |= found.status == "bad" or (found.status == "missing" and bool(names))
     if failed:
         raise typer.Exit(1)
@@ -392,10 +400,24 @@ def fetch_data(names: Annotated[list[str], typer.Argument(help="Data sets to dow
             status, message = found.status, found.message
         except (ValueError, OSError) as error:
             status, message, failed = "failed", str(error), True
-        console.print(f"{name:<17} {status:<9} {message}", soft_wrap=True, markup=False)
+        console.print(f"{name:<17} {status:<9} {message}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
 
 
+def start() -> None:
+    """The command line, for an output that may know few letters, be full or be closed."""
+    cli_models.survive_output()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:  # typer ends quietly where the reader of its output is gone
+        print(f"The output cannot be written: {error.strerror}.", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left has nowhere to go
+        sys.exit(1)
+
+
 if __name__ == "__main__":
-    app()
+    start()

@@ -1,65 +1,79 @@
-"""Commands for people with a table: fit, predict, evaluate, info. Parsing, printing and files; the work is done elsewhere."""
+"""Commands for people with a table: fit, predict, evaluate, info. Parsing, printing and files; the work is done elsewhere.
+
+What is heavy is imported within the commands, after what can be said without it: a misspelt file name need not wait for torch.
+"""
 
 import contextlib
+import csv
+import itertools
 import json
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bochner.files import partial
+from bochner.files import check_outputs
+from bochner.tables.errors import TableError, check_file, shortened
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
+# What users write is never markup: a column may be called d:on:d or [/red].
+console = Console(highlight=False, markup=False, emoji=False)
+errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+QUICK_SECONDS = 10.0  # what --quick stands for
+PROGRESS_ROWS = 100_000  # after which predict says how far it is
+FITTING_SHARE = 0.85  # of a budget, with what comes before; the rest is for measuring, writing and ending
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Device = Annotated[str, typer.Option(help="'auto', 'cpu' or 'cuda'.")]
 ModelFile = Annotated[Path, typer.Argument(help="A model that 'bochner fit' wrote.")]
-TableFile = Annotated[Path, typer.Argument(help="A CSV or Parquet file.")]
+TableFile = Annotated[Path, typer.Argument(help="A CSV, Excel or Parquet file.")]
+SkipBad = Annotated[
+    bool, typer.Option(help="Leave out rows that cannot be used, and list them in NAME-bad-rows.csv beside the output.")
+]
 
 
 @contextlib.contextmanager
 def problems() -> Iterator[None]:
-    """Turns what users can cause into one line on stderr and exit status 1."""
+    """Turns what users can cause into one message on stderr and exit status 1."""
     try:
         yield
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        errors.print(f"{where}{error.strerror or error}.", style="red", soft_wrap=True, markup=False)
-        raise typer.Exit(1) from error
+        _refuse(f"{where}{error.strerror or error}.", error)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate" not in str(error):
             raise
-        errors.print("There is not enough memory; use fewer rows or columns.", style="red", soft_wrap=True)
-        raise typer.Exit(1) from error
+        _refuse("There is not enough memory; use fewer rows or columns.", error)
+    except TableError as error:
+        _refuse("\n".join(" ".join(line.split()) for line in shortened(error.problems)), error)
     except ValueError as error:
-        errors.print(" ".join(str(error).split()), style="red", soft_wrap=True, markup=False)
-        raise typer.Exit(1) from error
+        _refuse(" ".join(str(error).split()), error)
 
 
-def _check_output(path: Path, *inputs: Path) -> Path:
-    """Raises unless a file can be written there without touching an input, before any work is done."""
-    if path.is_dir():
-        raise ValueError(f"The output {path} is a folder; give a file name.")
-    if not path.parent.is_dir():
-        raise ValueError(f"The folder {path.parent} for the output does not exist; make it first.")
-    if any(path.exists() and path.samefile(given) for given in inputs if given.exists()):
-        raise ValueError(f"The output {path} is an input of this command; choose another name.")
-    probe = partial(path)
-    try:
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"The output {path} cannot be written ({error.strerror}); choose another folder.") from error
-    return path
+def _refuse(message: str, error: BaseException) -> None:
+    errors.print(message, style="red", soft_wrap=True)
+    raise typer.Exit(1) from error
+
+
+def _note(text: str) -> None:
+    """A line about what goes on, on stderr."""
+    errors.print(f"bochner: {text}", soft_wrap=True)
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _drop_names(given: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Columns to leave out: each option is the name of one, or several with commas; names with commas stand in quotes."""
+    found: list[str] = []
+    for text in given:
+        found += [text] if text in names else [name.strip() for name in next(csv.reader([text], skipinitialspace=True))]
+    return tuple(name for name in found if name)
 
 
 def _widths(hidden: str) -> tuple[int, ...]:
@@ -89,19 +103,21 @@ def _show(found: dict[str, Any], as_json: bool) -> None:
         return
     for name, value in found.items():
         shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-        console.print(f"  {TITLES.get(name, name):<42} {shown}", soft_wrap=True, markup=False)
+        console.print(f"  {TITLES.get(name, name):<42} {shown}", soft_wrap=True)
 
 
-def _check_request(table: Path, out: Path, report: Path | None, task: str, test: float) -> None:
-    from bochner.activations import unknown
+def _bad_rows_file(out: Path, table: Path) -> Path:
+    """Where rows that were left out are listed."""
+    return out.with_name(f"{table.stem}-bad-rows.csv")
 
-    if task not in ("auto", "regression", "classification"):
-        raise ValueError(unknown("task", task, ("auto", "regression", "classification")))
-    _check_output(out, table)
-    if report is not None:
-        _check_output(report, table, out)
-        if test == 0:
-            raise ValueError("The report measures on held-out rows: give --test a share above 0, or no --report.")
+
+def _budget(seconds: float | None, quick: bool, began: float) -> float | None:
+    """Seconds that are left for fitting."""
+    if seconds is not None and quick:
+        raise ValueError(f"The options --budget and --quick exclude each other: --quick is --budget {QUICK_SECONDS:g}.")
+    if quick:
+        seconds = QUICK_SECONDS
+    return None if seconds is None else max(1e-3, FITTING_SHARE * seconds - (time.perf_counter() - began))
 
 
 def fit(
@@ -109,7 +125,9 @@ def fit(
     target: Annotated[str, typer.Option(help="Column to predict.")],
     out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path("model.bochner"),
     task: Annotated[str, typer.Option(help="'auto', 'regression' or 'classification'.")] = "auto",
-    drop: Annotated[str, typer.Option(help="Columns to leave out, comma-separated.")] = "",
+    drop: Annotated[
+        list[str] | None, typer.Option(help="Columns to leave out, comma-separated or one option for each.")
+    ] = None,
     test: Annotated[
         float, typer.Option(help="Share of rows held out to measure with; 0 fits to all.", min=0, max=0.9)
     ] = 0.2,
@@ -121,100 +139,129 @@ def fit(
     ] = "200,200,25",
     false_alarm: Annotated[float, typer.Option(help="Share of ordinary rows that may be flagged.")] = 0.05,
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report there.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Seconds that it may take, but for the report.", min=1)] = None,
+    quick: Annotated[bool, typer.Option(help=f"The same as --budget {QUICK_SECONDS:g}.")] = False,
+    skip_bad_rows: SkipBad = False,
     seed: Annotated[int, typer.Option(help="Seed of every draw.", min=0, max=2**31 - 1)] = 0,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Fits a model to a table and says how well it does on rows it has not seen.
+    """Fits a model to a table as it is, and says how well it does on rows it has not seen.
+
+    Dates, currencies, yes and no, ids, texts and missing values are recognised; a line says what was done with each column.
 
     Examples:
         bochner fit houses.csv --target price
-        bochner fit churn.csv --target left --drop id,name --report churn.html
+        bochner fit churn.csv --target left --drop name --report churn.html --quick
     """
-    from bochner.estimators import StationaryRegressor
-    from bochner.evaluation import measure
-    from bochner.reports.model import model_sections
-    from bochner.reports.page import write
-    from bochner.storage import save
-    from bochner.tabular import fit_table
-
+    began = time.perf_counter()
     with problems():
-        _check_request(table, out, report, task, test)
+        check_file(table)
+        bad_rows = [_bad_rows_file(out, table)] if skip_bad_rows else []
+        _check_fit(table, [out, *([report] if report else []), *bad_rows], task, report is not None and test == 0)
+        _budget(budget, quick, began)
+        from bochner.evaluation import measure
+        from bochner.storage import save
+        from bochner.tables.estimators import TableRegressor
+        from bochner.tables.fitting import fit_table, read_training
+        from bochner.tables.reading import open_table
+        from bochner.tables.writing import write_bad_rows
+
         options: Any = {"kernel": _names(kernel), "hidden_layer_sizes": _widths(hidden), "false_alarm": false_alarm}
-        options |= {"device": device, "random_state": seed}
-        StationaryRegressor(**options).check_parameters()
-        fitted = fit_table(
-            table, target, dropped=_names(drop), task=task, share=test, verbose=errors.is_terminal, **options
-        )
-        found = measure(fitted.estimator, *fitted.held) if len(fitted.held[0]) else {}
-        names, sections = fitted.encoder.names, []
-        if report is not None:  # a report that fails leaves no model behind
-            sections = model_sections(fitted.estimator, fitted.train, fitted.held, columns=names, target=target)
-        save(out, fitted.estimator, table=fitted.encoder.to_json())
+        options |= {"device": device, "random_state": seed, "verbose": True}
+        TableRegressor(**options).check_parameters()
+        _note(f"reading {table}")
+        drops = _drop_names(drop or [], open_table(table).names)
+        rows = read_training(table, target, drops, task, skip_bad_rows)
+        options["budget"] = _budget(budget, quick, began)
+        fitted = fit_table(rows, share=test, drop=drops, **options)
+        model = fitted.estimator
+        held = (model.clean(fitted.held[0]), fitted.held[1]) if len(fitted.held[1]) else None
+        found = measure(model.estimator_, *held) if held is not None else {}
+        sections = []
+        if report is not None and held is not None:  # a report that fails leaves no model behind
+            from bochner.reports.model import model_sections
+
+            train = model.clean(fitted.train[0]), fitted.train[1]
+            sections = model_sections(model.estimator_, train, held, columns=model.table_.outputs, target=target)
+        save(out, model)
+        if rows.bad:
+            write_bad_rows(bad_rows[0], rows.bad)
         if report is not None:
-            write(report, f"{table.name}: {target}", sections)
+            from bochner.reports.page import write
+
+            with _said_otherwise(f"The model is in {out}; its report could not be written"):
+                write(report, f"{table.name}: {target}", sections)
+    summary = [*rows.notes, *model.summary_]
+    written = [out, *([report] if report else []), *(bad_rows if rows.bad else [])]
     if as_json:
-        answer = {"model": str(out), "task": fitted.task, "rows": len(fitted.train[0]), "inputs": len(names)}
-        answer["held_out"] = found
+        answer: dict[str, Any] = {"model": str(out), "task": rows.target.task, "rows": len(fitted.train[1])}
+        answer |= {
+            "inputs": len(model.table_.outputs),
+            "left_out": len(rows.bad),
+            "summary": summary,
+            "held_out": found,
+        }
         print(json.dumps(answer, allow_nan=False))
     else:
-        _tell(fitted, found, [out] if report is None else [out, report])
+        _tell(fitted, found, summary, len(rows.bad), written)
 
 
-def _tell(fitted: Any, found: dict[str, Any], written: list[Path]) -> None:
-    """What was fitted, how well it does, and where it is."""
-    rows, held = len(fitted.train[0]), len(fitted.held[0]) + fitted.left_out
-    inputs, target = len(fitted.encoder.names), fitted.encoder.target
-    console.print(f"{fitted.task} of '{target}' from {inputs} inputs", soft_wrap=True, markup=False)
+def _check_fit(table: Path, outputs: list[Path], task: str, report_without_rows: bool) -> None:
+    """Raises a ValueError for options that cannot be, before any work is done."""
+    if Path("-") in outputs:
+        raise ValueError("The outputs of fit must be files, got '-' instead.")
+    check_outputs(outputs, [table])
+    if report_without_rows:
+        raise ValueError("The report measures on held-out rows: give --test a share above 0, or no --report.")
+    if task not in (tasks := ("auto", "regression", "classification")):
+        from bochner.activations import unknown
+
+        raise ValueError(unknown("task", task, tasks))
+
+
+@contextlib.contextmanager
+def _said_otherwise(what: str) -> Iterator[None]:
+    """Says what there is and what is not, where a file could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{what} ({error.strerror or error}).") from error
+
+
+def _tell(fitted: Any, found: dict[str, Any], summary: list[str], left_out: int, written: list[Path]) -> None:
+    """What was done with the columns, what was fitted, how well it does, and where it is."""
+    model = fitted.estimator
+    rows, held = len(fitted.train[1]), len(fitted.held[1]) + fitted.left_out
+    for line in summary:
+        console.print(f"  {line}", soft_wrap=True)
+    task, inputs = model.target_.task, len(model.table_.outputs)
+    console.print(f"{task} of '{model.target_.name}' from {inputs} columns", soft_wrap=True)
     rest = "; the others measure it (--test 0 fits to all)" if held else ""
     console.print(f"fitted to {rows} of {rows + held} rows{rest}", soft_wrap=True)
+    if left_out:
+        console.print(f"{left_out} rows cannot be used and are left out: {written[-1]}", soft_wrap=True)
     if found:
         rest = f" ({fitted.left_out} of classes without a row to learn from are left out)" if fitted.left_out else ""
         console.print(f"on held-out rows{rest}:")
         _show(found, as_json=False)
-    console.print(f"written: {'  '.join(str(p) for p in written)}", soft_wrap=True, markup=False)
-    console.print(f"next: bochner predict {written[0]} NEW.csv", soft_wrap=True, markup=False)
+    console.print(f"written: {'  '.join(str(p) for p in written)}", soft_wrap=True)
+    console.print(f"next: bochner predict {written[0]} NEW.csv", soft_wrap=True)
 
 
-def _load(model: Path, device: str) -> tuple[Any, Any]:
-    """The estimator and how a table becomes its inputs."""
-    from bochner.frames import Encoder
+def _load(model: Path, device: str) -> Any:
+    """The estimator for tables that a file holds."""
     from bochner.storage import load
 
-    saved = load(model, device=device)
-    if saved.table is None:
+    estimator = load(model, device=device).estimator
+    if not hasattr(estimator, "table_"):
         raise ValueError(f"{model} was not fitted from a table; use it from Python with bochner.storage.load.")
-    return saved.estimator, Encoder.from_json(saved.table)
+    return estimator
 
 
-@contextlib.contextmanager
-def _writer(path: Path) -> Iterator[Any]:
-    """Takes pieces and their new columns; the file appears when all are written, and not at all otherwise."""
-    part = partial(path)
-    parquet: list[Any] = []
-
-    def to_csv(piece: Any, added: dict[str, np.ndarray]) -> None:
-        frame = piece if hasattr(piece, "assign") else piece.to_pandas(ignore_metadata=True)
-        frame.assign(**added).to_csv(part, mode="a", index=False, header=not part.exists())
-
-    def to_parquet(piece: Any, added: dict[str, np.ndarray]) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        table = pa.Table.from_pandas(piece, preserve_index=False) if hasattr(piece, "assign") else piece
-        for name, values in added.items():
-            table = table.append_column(name, pa.array(values))
-        if not parquet:
-            parquet.append(pq.ParquetWriter(part, table.schema))
-        parquet[0].write_table(table)
-
-    try:
-        yield to_parquet if path.suffix.lower() == ".parquet" else to_csv
-        for handle in parquet:
-            handle.close()
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+def _default_output(table: Path) -> Path:
+    suffix = ".csv" if table.suffix.lower() == ".xlsx" else table.suffix
+    return table.with_name(f"{table.stem}-predictions{suffix}")
 
 
 def predict(
@@ -222,9 +269,10 @@ def predict(
     table: TableFile,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where it goes: .csv or .parquet; by default beside the table, NAME-predictions.csv."),
+        typer.Option(help="Where it goes: .csv, .parquet or - ; by default beside the table, NAME-predictions.csv."),
     ] = None,
     coverage: Annotated[float, typer.Option(help="Probability of the interval.")] = 0.9,
+    skip_bad_rows: SkipBad = False,
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
@@ -235,76 +283,117 @@ def predict(
     Example:
         bochner predict model.bochner new.csv --out predictions.csv
     """
-    from bochner import frames, tabular
-
     with problems():
         if not 0 < coverage < 1:
             raise ValueError(f"The option --coverage must lie between 0 and 1, got {coverage} instead.")
-        names, rows = frames.look(table)
-        out = out or table.with_name(f"{table.stem}-predictions{table.suffix}")
-        if out.suffix.lower() not in frames.SUFFIXES:
-            raise ValueError(f"The output {out} must end in {' or '.join(frames.SUFFIXES)}.")
-        _check_output(out, table, model)
-        estimator, encoder = _load(model, device)
-        encoder.check_columns(names, table)
-        flagged = filled = 0
-        with _writer(out) as take, _progress(rows) as advance:
-            for piece, texts in frames.read_chunks(table):
-                added = tabular.predict_table(estimator, encoder, texts, coverage)
-                take(piece, added)
-                flagged, filled = flagged + int(added["ood"].sum()), filled + encoder.filled(texts)
-                advance(len(texts))
+        check_file(table)
+        out = out or _default_output(table)
+        to_stdout = out == Path("-")
+        bad_rows = _bad_rows_file(table if to_stdout else out, table)
+        outputs = [*([] if to_stdout else [out]), *([bad_rows] if skip_bad_rows else [])]
+        check_outputs(outputs, [table, model])
+        if to_stdout and as_json:
+            raise ValueError("The options --json and --out - both write to standard output; choose one.")
+        from bochner.tables.reading import open_table
+        from bochner.tables.writing import check_output_kind, write_bad_rows
+
+        source = open_table(table)
+        check_output_kind(out, source)
+        rows, flagged, notes = _predict_pieces(_load(model, device), source, out, coverage, skip_bad_rows)
+        if source.bad:
+            write_bad_rows(bad_rows, source.bad)
+            notes.append(f"{len(source.bad)} rows cannot be used and are left out: {bad_rows}")
     if as_json:
-        print(json.dumps({"out": str(out), "rows": rows, "flagged": flagged, "filled": filled}))
+        print(json.dumps({"out": str(out), "rows": rows, "flagged": flagged, "notes": notes}))
         return
-    console.print(f"{rows} rows, {flagged} unlike the training data; written: {out}", soft_wrap=True, markup=False)
-    _tell_filled(filled)
+    to = errors if to_stdout else console
+    to.print(f"{rows} rows, {flagged} unlike the training data; written: {out}", soft_wrap=True)
+    for line in notes:
+        to.print(f"  {line}", soft_wrap=True)
 
 
-def _tell_filled(cells: int) -> None:
-    """How many values are guesses, if any."""
-    if cells:
-        text = f"{cells} cells are missing in columns that were complete in training; their medians stand in."
-        console.print(text, soft_wrap=True)
+def _predict_pieces(
+    estimator: Any, source: Any, out: Path, coverage: float, skip_bad: bool
+) -> tuple[int, int, list[str]]:
+    """Predicts a table piece by piece: its rows, how many are flagged, and what is not as it was in training."""
+    from bochner.tables import fitting
+    from bochner.tables.columns import file_decimal
+    from bochner.tables.errors import listed
+    from bochner.tables.table import Changes
+    from bochner.tables.writing import writer
+
+    table, target = estimator.table_, estimator.target_
+    table.check_names([name for name in source.names if name != target.name])
+    fitting.check_added(source.names, target.name, getattr(estimator, "classes_", None))
+    known = {target.name, *(column.name for column in table.columns)}
+    extra = [name for name in source.names if name not in known]
+    notes = [*source.notes, *([f"columns that the model does not use: {listed(extra)}"] if extra else [])]
+    rows = flagged = 0
+    changes, pieces = Changes(), source.pieces()
+    first = next(pieces, None)
+    if first is None and not source.bad:
+        raise TableError(f"{source.path} has column names but no rows.")
+    decimal = "."
+    if first is not None:
+        table, written = table.adapted(first.texts)
+        notes += written
+        decimal = file_decimal([first.texts[name].to_numpy(dtype=object) for name in source.names]) or "."
+    pieces = itertools.chain([] if first is None else [first], pieces)
+    del first  # a piece is in memory no longer than it is worked on
+    with writer(out, source, decimal) as take:
+        for piece in pieces:
+            added = fitting.predict_rows(estimator, table, piece.texts, coverage, changes)
+            take(piece, added)
+            rows, flagged = rows + len(piece.texts), flagged + int(added["ood"].sum())
+            if rows % PROGRESS_ROWS == 0:
+                _note(f"{rows} rows")
+        if not skip_bad:
+            source.check_bad()
+    return rows, flagged, [*notes, *changes.lines()]
 
 
-@contextlib.contextmanager
-def _progress(rows: int) -> Iterator[Any]:
-    """A bar over the rows, where there is a terminal to show it on."""
-    parts = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*parts, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        job = bar.add_task("", total=rows)
-        yield lambda count: bar.advance(job, count)
-
-
-def evaluate(model: ModelFile, table: TableFile, device: Device = "auto", as_json: Json = False) -> None:
+def evaluate(
+    model: ModelFile, table: TableFile, skip_bad_rows: SkipBad = False, device: Device = "auto", as_json: Json = False
+) -> None:
     """Measures a model on a table that has the target.
 
     Example:
         bochner evaluate model.bochner test.csv
     """
-    from bochner import frames
-    from bochner.evaluation import measure
-
     with problems():
-        estimator, encoder = _load(model, device)
-        names, _ = frames.look(table)
-        encoder.check_columns(names, table)
-        if encoder.target not in names:
-            raise ValueError(
-                f"{table} lacks the target '{encoder.target}'; use 'bochner predict' for tables without it."
-            )
-        frame = frames.read(table)
-        frames.check_complete(frame[encoder.target], encoder.target)
+        check_file(table)
+        bad_rows = _bad_rows_file(table, table)
+        check_outputs([bad_rows] if skip_bad_rows else [], [table, model])
+        from bochner.evaluation import measure
+        from bochner.tables.fitting import keep_readable
+        from bochner.tables.reading import open_table, read_table
+        from bochner.tables.table import Changes
+        from bochner.tables.writing import write_bad_rows
+
+        estimator, source = _load(model, device), open_table(table)
+        target, changes = estimator.target_, Changes()
+        estimator.table_.check_names([name for name in source.names if name != target.name])
+        if target.name not in source.names:
+            raise ValueError(f"{table} lacks the target '{target.name}'; use 'bochner predict' for tables without it.")
+        piece = read_table(source)
+        y, rows = keep_readable(source, piece, target)
+        if not skip_bad_rows:
+            source.check_bad()
+        if not len(rows):
+            raise ValueError(f"{table} has no row with a target that can be read.")
+        frame = piece.texts.iloc[rows]
+        how, notes = estimator.table_.adapted(frame)
         if hasattr(estimator, "classes_"):
-            y = frame[encoder.target].to_numpy(dtype=str)
+            y = estimator.labels(y)
             if strange := sorted(set(y) - set(estimator.classes_)):
                 raise ValueError(f"{table} has the class '{strange[0]}', which the model does not know.")
-        else:
-            y = frames.numbers(frame[encoder.target], encoder.target)
-        _show(measure(estimator, encoder.transform(frame), y), as_json)
-    if not as_json:
-        _tell_filled(encoder.filled(frame))
+        found = measure(estimator.estimator_, how.transform(frame, changes), y)
+        if source.bad:
+            write_bad_rows(bad_rows, source.bad)
+            notes.append(f"{len(source.bad)} rows cannot be used and are left out: {bad_rows}")
+    _show(found, as_json)
+    for line in [] if as_json else [*source.notes, *notes, *changes.lines()]:
+        console.print(f"  {line}", soft_wrap=True)
 
 
 def info(model: ModelFile, as_json: Json = False) -> None:
@@ -313,23 +402,35 @@ def info(model: ModelFile, as_json: Json = False) -> None:
     Example:
         bochner info model.bochner
     """
-    from bochner.estimators.members import describe
-    from bochner.storage import load
-
     with problems():
+        if not model.is_file():
+            raise ValueError(
+                f"{model} {'is a folder, not a file' if model.is_dir() else 'does not exist'}; give a model file."
+            )
+        from bochner.estimators.members import describe
+        from bochner.storage import load
+
         saved = load(model, device="cpu")
     found: dict[str, Any] = dict(saved.about)
-    estimator = saved.estimator
+    table = saved.estimator if hasattr(saved.estimator, "table_") else None
+    estimator = saved.estimator if table is None else table.estimator_
     kernels = estimator.kernel if isinstance(estimator.kernel, tuple | list) else (estimator.kernel,)
     found |= {"kernel": ", ".join(map(str, kernels)), "hidden_layer_sizes": list(estimator.hidden_layer_sizes)}
     found["false_alarm"] = estimator.false_alarm
     found["members"] = "; ".join(describe(mixture.members) for mixture in estimator.mixtures_)
-    if saved.table is not None:
-        found["target"] = saved.table["target"]
-        found["columns"] = ", ".join(f"{c['name']} ({c['kind']})" for c in saved.table["columns"])
+    if table is not None:
+        found["target"] = table.target_.name
+        found["columns"] = "; ".join(table.summary_[:-1])
     if hasattr(estimator, "classes_"):
         found["classes"] = ", ".join(map(str, estimator.classes_))
     else:
         found["noise"] = estimator.noise_ if len(estimator.mixtures_) == 1 else list(map(float, estimator.noise_))
     found["ood_threshold"] = estimator.ood_threshold_
     _show(found, as_json)
+
+
+def survive_output() -> None:
+    """Lets letters that standard output does not know become question marks."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]

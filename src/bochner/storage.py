@@ -38,9 +38,12 @@ from bochner.files import write_bytes
 from bochner.networks import Intervals
 from bochner.posteriors.closed_form import Statistics
 from bochner.spectra import RBF, Exponential, Matern
+from bochner.tables.estimators import TableClassifier, TableRegressor
+from bochner.tables.table import Table, Target
 
-FORMAT = 5
+FORMAT = 6
 ESTIMATORS: dict[str, Any] = {"StationaryRegressor": StationaryRegressor, "StationaryClassifier": StationaryClassifier}
+TABLE_ESTIMATORS: dict[str, Any] = {"StationaryRegressor": TableRegressor, "StationaryClassifier": TableClassifier}
 SPECTRA: dict[str, Any] = {"RBF": RBF, "Matern": Matern, "Exponential": Exponential}
 UNSIGNED = b"0" * 64
 
@@ -58,32 +61,38 @@ class SavedModel:
 
     Attributes:
         estimator: The fitted estimator.
-        table: How a table becomes its inputs, where it was fitted from the command line; JSON.
         about: Versions and sizes.
     """
 
     estimator: Any
-    table: Json | None
     about: Json
 
 
 # ------------------------------------------------------------------ to a file
 
 
-def save(path: str | Path, estimator: Any, *, table: Json | None = None) -> Path:
+def save(path: str | Path, estimator: Any) -> Path:
     """Writes a fitted estimator to a file, as a whole or not at all.
 
     Args:
         path: Where to; by custom it ends in .bochner.
-        estimator: A fitted StationaryRegressor or StationaryClassifier.
-        table: JSON that comes back with the model.
+        estimator: A fitted TableRegressor, TableClassifier, StationaryRegressor or StationaryClassifier.
     """
+    kinds = [*(kind.__name__ for kind in TABLE_ESTIMATORS.values()), *ESTIMATORS]
     name = type(estimator).__name__
-    if name not in ESTIMATORS or not hasattr(estimator, "columns_"):
-        unfitted = " without a fit" if name in ESTIMATORS else ""
+    if name not in kinds or not (hasattr(estimator, "columns_") or hasattr(estimator, "table_")):
+        unfitted = " without a fit" if name in kinds else ""
         raise ValueError(
-            f"The estimator parameter must be a fitted {' or '.join(ESTIMATORS)}, got {name}{unfitted} instead."
+            f"The estimator parameter must be a fitted {' or '.join(kinds)}, got {name}{unfitted} instead."
         )
+    table = None
+    if hasattr(estimator, "table_"):
+        table = {
+            "columns": estimator.table_.to_json(),
+            "target": estimator.target_.to_json(),
+            "drop": list(estimator.drop),
+        }
+        estimator = estimator.estimator_
     content, tensors = _content_of(estimator)
     content["table"] = table
     path = Path(path)
@@ -244,7 +253,8 @@ def load(path: str | Path, *, device: str = "auto") -> SavedModel:
             f"{path} does not hold what a model must hold ({type(error).__name__}: {error}); save it again."
         ) from error
     about = {name: content[name] for name in ("format", "bochner", "torch", "estimator")}
-    return SavedModel(estimator, content["table"], about | {"bytes": len(data)})
+    about["estimator"] = type(estimator).__name__
+    return SavedModel(estimator, about | {"bytes": len(data)})
 
 
 def _content(path: Path, data: bytes) -> Json:
@@ -318,7 +328,20 @@ def _restore(content: Json, tensors: Tensors, device: str) -> Any:
         estimator._one_target = bool(content["one_target"])
         _check(len(mixtures) == 1 or (len(mixtures) > 1 and not estimator._one_target), "the number of targets")
         estimator._describe()
-    return estimator
+    return estimator if content["table"] is None else _restore_table(content["table"], estimator)
+
+
+def _restore_table(about: Json, estimator: Any) -> Any:
+    """The estimator for tables around the one that learns from numbers and categories."""
+    table, target, drop = Table.from_json(about["columns"]), Target.from_json(about["target"]), about["drop"]
+    _check(isinstance(drop, list) and all(isinstance(name, str) for name in drop), "the columns to leave out")
+    kind = TABLE_ESTIMATORS[type(estimator).__name__]
+    _check(target.task == kind._task, "the target does not fit the estimator")
+    _check(table.outputs == list(getattr(estimator, "feature_names_in_", [])), "the columns do not fit the estimator")
+    found = kind(**estimator.get_params(deep=False), drop=tuple(drop))
+    found.table_, found.target_, found.estimator_ = table, target, estimator
+    found.n_features_in_ = len(table.columns)
+    return found
 
 
 def _kernel_from_json(kernel: Any) -> Any:

@@ -30,7 +30,7 @@ class Answer:
 
     Attributes:
         power: γ.
-        temperature: t, for classes.
+        temperature: t, for classes: what outputs are divided by.
         noise: Standard deviation of the noise, (c,), for regression.
         centre: Mean of the targets, (c,), for regression.
         spread: Their standard deviation, (c,).
@@ -52,7 +52,7 @@ class Answer:
         then the usual one, and the temperature that which leaves outputs as large as they were on average.
         """
         if seen and classes:
-            return cls(USUAL_POWER, 1 / float(((1 - left) ** USUAL_POWER).mean()))
+            return cls(USUAL_POWER, float(((1 - left) ** USUAL_POWER).mean()))
         if seen:
             return _fit_power(USUAL_POWER, known, left, targets, classes)[0]
         tried = [_fit_power(power, known, left, targets, classes) for power in POWERS]
@@ -66,8 +66,8 @@ class Answer:
         """The predictive distribution of rows."""
         trust = ((1 - left).clamp(min=0) ** self.power)[:, None]
         if self.temperature is not None:
-            own = torch.log_softmax(self.temperature * outputs, 1)
-            logs = torch.log_softmax(self.temperature * trust * outputs, 1)
+            own = torch.log_softmax(outputs / self.temperature, 1)
+            logs = torch.log_softmax(trust * outputs / self.temperature, 1)
             entropy = -(own.exp() * own).sum(1)
             return CategoricalPredictive(logs, (logs.exp() - own.exp()).square(), entropy)
         assert self.noise is not None and self.centre is not None and self.spread is not None  # noqa: PT018

@@ -5,7 +5,7 @@ was. What a stationary prior adds is how far that answer can be trusted. Let $v(
 training rows leave at a row, under a stationary Gaussian process on the features (a head of infinite width, at anchors; see
 :mod:`bochner.estimators.kernel_features`): 0 at a row seen many times, 1 far from all. Then
 
-$$ p(y \mid x) = \operatorname{softmax}\bigl(t\,(1 - v)^\gamma z(x)\bigr), \qquad
+$$ p(y \mid x) = \operatorname{softmax}\bigl((1 - v)^\gamma z(x) / t\bigr), \qquad
    y \mid x \sim \mathrm{N}\bigl(\bar y + (1 - v)^\gamma (z(x) - \bar y),\; s_y^2 (1 - (1 - v)^{2\gamma}) + s^2\bigr) $$
 
 for classes and for numbers: the network's answer where rows were seen, all classes alike or the spread of all targets where none
@@ -65,7 +65,7 @@ class StationaryHead:
         kernel: Name of the kernel that was chosen.
         lengthscale: Its lengthscale, in median distances of features.
         power: γ.
-        temperature: t, for classes; what outputs are multiplied by.
+        temperature: t, for classes; what outputs are divided by.
         noise: Standard deviation of the noise of every output, (c,), for regression.
         threshold: Score above which a row is flagged; 1, and so none, where known rows are too few to say.
         false_alarm: Share of ordinary rows that are.

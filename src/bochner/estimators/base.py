@@ -1,7 +1,10 @@
 """What both estimators share: parameters, checks of what comes in, and the score for rows unlike the training data."""
 
+import math
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -15,11 +18,13 @@ from torch import Tensor
 
 from bochner import spectra
 from bochner.activations import unknown
+from bochner.estimators.budget import Clock, spend
 from bochner.estimators.columns import Columns, as_codes, is_category
 from bochner.estimators.kernel_features import CHUNK
 from bochner.estimators.members import Inputs
 from bochner.estimators.novelty import Novelty, learn_novelty
 from bochner.estimators.settings import Settings, Task
+from bochner.estimators.threads import one_thread
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -35,6 +40,7 @@ class Training:
         weight: How many rows each one stands for, (n,), on the device.
         names: Names of the columns, where they have names.
         features: Number of columns.
+        began: When the fit began, on the clock of ``time.perf_counter``.
     """
 
     columns: Columns
@@ -43,6 +49,21 @@ class Training:
     weight: Tensor
     names: np.ndarray | None
     features: int
+    began: float
+
+    def part(self, rows: np.ndarray) -> "Training":
+        """Some of the rows."""
+        at = torch.from_numpy(rows).to(self.x.device)
+        return replace(self, x=self.x[at], y=self.y[rows], weight=self.weight[at])
+
+
+def some_rows(rows: int, count: int, labels: np.ndarray | None, seed: Any) -> np.ndarray:
+    """Some of the rows at random, two of every class among them."""
+    order = check_random_state(seed).permutation(rows)
+    chosen = [order[:count]]
+    if labels is not None:
+        chosen += [order[labels[order] == label][:2] for label in np.unique(labels)]
+    return np.unique(np.concatenate(chosen))
 
 
 class Stationary(BaseEstimator):
@@ -63,6 +84,7 @@ class Stationary(BaseEstimator):
         random_state: Any = None,
         verbose: bool = False,
         settings: Settings | None = None,
+        budget: float | None = None,
     ) -> None:
         self.kernel = kernel
         self.hidden_layer_sizes = hidden_layer_sizes
@@ -71,6 +93,7 @@ class Stationary(BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
         self.settings = settings
+        self.budget = budget
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -101,21 +124,46 @@ class Stationary(BaseEstimator):
         if self.settings is not None and not isinstance(self.settings, Settings):
             raise ValueError(f"The settings parameter must be a Settings, got {type(self.settings).__name__} instead.")
 
+        if self.budget is not None and not (isinstance(self.budget, Real) and 0 < self.budget < math.inf):
+            raise ValueError(f"The budget parameter must be a positive number of seconds, got {self.budget!r} instead.")
+
     def _device(self) -> str:
         return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
 
-    def _task(self, training: Training) -> Task:
+    def _task(self, training: Training, effort: float = 1.0, clock: Clock | None = None) -> Task:
         kernels = self.kernel if isinstance(self.kernel, tuple | list) else (self.kernel,)
         return Task(
             group=torch.from_numpy(training.columns.group).to(training.x.device),
             plain=training.columns.plain,
             spectra=tuple(spectra.resolve(kernel) for kernel in kernels),
             hidden=tuple(int(size) for size in self.hidden_layer_sizes),
-            settings=self.settings or Settings(),
+            settings=(self.settings or Settings()).lighter(effort, len(training.x)),
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             say=self._say,
-            progress=bool(self.verbose),
+            progress=bool(self.verbose) and sys.stdout.isatty(),
+            clock=clock or Clock(),
         )
+
+    def _fit_mixtures(
+        self, training: Training, fit: Callable[[Training, Task], list[Any]], labels: np.ndarray | None = None
+    ) -> tuple[Training, list[Any]]:
+        """The mixtures, within the budget if there is one, and the rows that they were fitted to."""
+        seed = (
+            self.random_state if self.budget is None else int(check_random_state(self.random_state).randint(2**31 - 1))
+        )
+
+        def attempt(effort: float, clock: Clock) -> tuple[Training, list[Any]]:
+            count = (self.settings or Settings()).rows_for(effort, len(training.x))
+            part = (
+                training.part(some_rows(len(training.x), count, labels, seed)) if count < len(training.x) else training
+            )
+            task = self._task(part, effort, clock)
+            with one_thread(len(part.x) <= task.settings.large_rows):
+                return part, fit(part, task)
+
+        if self.budget is None:
+            return attempt(1.0, Clock())
+        return spend(self.budget - (time.perf_counter() - training.began), attempt, self._say)
 
     def _say(self, text: str) -> None:
         if self.verbose:
@@ -125,6 +173,7 @@ class Stationary(BaseEstimator):
 
     def _training(self, X: Any, y: np.ndarray, sample_weight: Any) -> Training:
         """Rows that can be learnt from, from a checked target; nothing is stored yet."""
+        began = time.perf_counter()
         names, categorical = None, _has_categories(X)
         if categorical:
             check_names(X)
@@ -151,7 +200,7 @@ class Stationary(BaseEstimator):
         columns = Columns.learn(table, weight, settings.unseen_rows)
         device = self._device()
         x = torch.from_numpy(columns.transform(table)).to(device)
-        return Training(columns, x, y, torch.from_numpy(weight).to(device), names, features)
+        return Training(columns, x, y, torch.from_numpy(weight).to(device), names, features, began)
 
     def _remember(self, training: Training, mixtures: list[Any]) -> None:
         """What every fitted estimator has; called when a fit has succeeded."""

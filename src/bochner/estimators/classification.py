@@ -166,7 +166,9 @@ def _wide(rows: Rows, plan: Plan, task: Task, spectrum: Spectrum) -> _Candidate:
     """A head on the columns, and what heads say of parts that they have not seen."""
     at, settings = plan.tuning, task.settings
     unit = torch.full_like(rows.x[0], median_distance(rows.x[at]))
+    task.clock.check()
     choice = choose_scale(rows[at], spectrum, unit)
+    task.clock.check()
     phi = anchored(spectrum, unit * choice.scale, rows.x, plan.order, settings.wide_anchors)
     amplitude = choice.amplitude
     if len(rows) > 2 * settings.tuning_rows:  # many more rows than tuned: they choose the amplitude again
@@ -241,6 +243,7 @@ def _deep(rows: Rows, extractors: Extractors, plan: Plan, task: Task) -> _Candid
         return anchored(task.spectra[0], lengthscale, deep[j].x, plan.order, task.settings.class_anchors)
 
     def at(index: int) -> _Choice:
+        task.clock.check()
         few = [(features(j, DEEP_SCALES[index]), deep[j]) for j in range(min(DECIDING, len(deep)))]
         return replace(_by_held_out(few, plan, DEEP_AMPLITUDES), scale=DEEP_SCALES[index])
 
@@ -248,6 +251,7 @@ def _deep(rows: Rows, extractors: Extractors, plan: Plan, task: Task) -> _Candid
     judged: list[tuple[Tensor, Tensor]] = []
     heads: list[tuple[int | None, SoftmaxHead]] = []
     for j, fold in enumerate(plan.folds):
+        task.clock.check()
         phi = features(j, best.scale)
         final = SoftmaxHead.fit(phi, deep[j][plan.order[: task.settings.head_rows]], best.amplitude)
         without = SoftmaxHead.fit(phi, deep[j][plan.others(j, TRIAL_ROWS)], best.amplitude, final.weights)

@@ -1,5 +1,6 @@
 """The scikit-learn classifier."""
 
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -8,11 +9,11 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
-from bochner.estimators.base import Stationary
+from bochner.estimators.base import Stationary, Training
 from bochner.estimators.classification import ClassMixture, fit_classes
 from bochner.estimators.kernel_features import CHUNK
 from bochner.estimators.members import Inputs
-from bochner.estimators.threads import one_thread
+from bochner.estimators.settings import Task
 
 
 class StationaryClassifier(ClassifierMixin, Stationary):
@@ -29,6 +30,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         random_state: Seed of every draw.
         verbose: Whether to say what takes time.
         settings: Every other constant, ``bochner.estimators.Settings``.
+        budget: Seconds that ``fit`` may take; None for as many as it needs.
 
     Attributes:
         classes_: The labels, in the order of the columns of ``predict_proba``.
@@ -63,11 +65,13 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             raise ValueError(
                 f"The y parameter must hold at least two classes, got one class only: {str(classes[0])!r}."
             )
-        target = torch.from_numpy(labels.ravel()).long().to(training.x.device)
-        task = self._task(training)
-        with one_thread(len(training.x) <= task.settings.large_rows):
-            mixture = fit_classes(training.x, target, training.weight, len(classes), task)
-        self._remember(training, [mixture])
+        training = replace(training, y=labels.ravel())
+
+        def fit(part: Training, task: Task) -> list[ClassMixture]:
+            target = torch.from_numpy(part.y).long().to(part.x.device)
+            return [fit_classes(part.x, target, part.weight, len(classes), task)]
+
+        self._remember(*self._fit_mixtures(training, fit, training.y))
         self.classes_ = classes
         return self
 

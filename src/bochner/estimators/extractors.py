@@ -126,6 +126,7 @@ def train_extractors(task: Task, rows: Rows, target: Tensor, plan: Plan, outputs
         classes = not target.is_floating_point()
         models = [_make_network(task, intervals, outputs, classes, seed).to(rows.x.device) for seed in seeds]
         options: Any = {"seed": seeds, "rows": learn[left], "progress": task.progress}
+        options["after_epoch"] = lambda _: task.clock.check()
         astray = _train(models, inputs, target, replace(recipe, lr=rate), [plan.folds[n] for n in left], options, task)
         for number, model, diverged in zip(left, models, astray, strict=True):
             extractor = scaled(model.extractor.eval(), model.layer.lengthscale.detach())  # pyright: ignore[reportArgumentType]

@@ -175,6 +175,7 @@ def _tuned(
     rows: Rows, spectrum: Spectrum, task: Task, start: Hyperparameters, *, columns_move: bool
 ) -> Hyperparameters:
     settings = task.settings
+    task.clock.check()
     options = {"spread": settings.column_spread, "steps": settings.tuning_steps, "columns_move": columns_move}
     return tune(rows, spectrum, task.group, start, **options)
 
@@ -219,6 +220,7 @@ def _wide(
     total = sums_of(whole, rows)
     parts, points = [], by_fold or [final] * len(plan.folds)
     for number, fold in enumerate(plan.folds):
+        task.clock.check()
         if by_fold:
             phi = features(points[number])
             sums = sums_of(phi, rows[plan.others(number)])
@@ -304,6 +306,7 @@ def _deep_at(
     rows, plan, task = table.rows(own), table.plan, table.task
     parts, totals, anchors = [], [], task.settings.deep_anchors(len(plan.folds))
     for number, fold in enumerate(plan.folds):
+        task.clock.check()
         lengthscale = extractors.lengthscale(scale, deep[number])
         phi = anchored(task.spectra[0], lengthscale, deep[number], plan.order, anchors)
         total = sums_of(phi, Rows(deep[number][learn], rows.y[learn], rows.weight[learn]))

@@ -10,14 +10,14 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state
 from torch import Tensor
 
-from bochner.estimators.base import Stationary, merge_equal_rows
+from bochner.estimators.base import Stationary, Training, merge_equal_rows
 from bochner.estimators.columns import LARGEST
 from bochner.estimators.kernel_features import CHUNK
 from bochner.estimators.members import Inputs, Member
 from bochner.estimators.mixture import NormalMixture
 from bochner.estimators.regression import RegressionMixture, fit_regression, mapped_mean
+from bochner.estimators.settings import Task
 from bochner.estimators.targets import as_tensor
-from bochner.estimators.threads import one_thread
 
 ROOT_JITTER = 1e-9  # of the mean variance: keeps covariances of many rows positive definite
 
@@ -36,6 +36,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
         random_state: Seed of every draw.
         verbose: Whether to say what takes time.
         settings: Every other constant, ``bochner.estimators.Settings``.
+        budget: Seconds that ``fit`` may take; None for as many as it needs.
 
     Attributes:
         mixtures_: What predicts, one mixture for each target.
@@ -89,12 +90,12 @@ class StationaryRegressor(RegressorMixin, Stationary):
                 raise ValueError(
                     f"The y parameter must hold at least two different values{which}, got {target[0]:g} only."
                 )
-        task = self._task(training)
-        with one_thread(len(training.x) <= task.settings.large_rows):
-            mixtures = [
-                fit_regression(training.x, as_tensor(target, training.x), training.weight, task) for target in columns
-            ]
-        self._remember(training, mixtures)
+
+        def fit(part: Training, task: Task) -> list[RegressionMixture]:
+            targets = part.y.reshape(len(part.y), -1).T
+            return [fit_regression(part.x, as_tensor(own, part.x), part.weight, task) for own in targets]
+
+        self._remember(*self._fit_mixtures(training, fit))
         self._one_target = y.ndim == 1
         self._describe()
         return self

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from bochner.estimators.budget import Clock
 from bochner.spectra import Spectrum
 
 
@@ -77,6 +78,30 @@ class Settings:
         """Most rounds of training."""
         return self.most_rounds if rows > self.many_rows else 1
 
+    def lighter(self, effort: float, rows: int) -> "Settings":
+        """Settings for so many rows that make about a share ``effort`` of the full work."""
+        if effort >= 1:
+            return self
+        size = effort ** (1 / 3)  # matrices cost the cube of their size
+        steps = max(20, int(effort * self.steps_for(rows)))
+        return replace(
+            self,
+            folds_large=self.folds,
+            judging_rows=max(200, int(size * self.judging_rows)),
+            tuning_rows=max(100, int(size * self.tuning_rows)),
+            wide_anchors=max(100, int(size * self.wide_anchors)),
+            class_anchors=max(100, int(size * self.class_anchors)),
+            deep_numbers=max(50_000, int(size**2 * self.deep_numbers)),
+            head_rows=max(1000, int(effort * self.head_rows)),
+            least_steps=steps,
+            most_steps=steps,
+            most_rounds=1,
+        )
+
+    def rows_for(self, effort: float, rows: int) -> int:
+        """How many of the rows a fit with that effort learns from."""
+        return min(rows, max(1000, int(effort * rows)))
+
     def deep_anchors(self, networks: int) -> int:
         """Most anchors of a regression head on each of so many networks."""
         return int(math.sqrt(self.deep_numbers / networks))
@@ -95,6 +120,7 @@ class Task:
         seed: Seed of every draw.
         say: Tells the user.
         progress: Whether to show the epochs of training.
+        clock: When it must be ready.
     """
 
     group: Tensor
@@ -105,6 +131,7 @@ class Task:
     seed: int
     say: Callable[[str], None]
     progress: bool
+    clock: Clock = field(default_factory=Clock)
 
     @property
     def groups(self) -> int:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sklearn.utils.validation import check_is_fitted
@@ -15,7 +16,7 @@ from bochner.evaluation import class_metrics, mixture_metrics, regression_metric
 from bochner.reports.page import Section, Table
 from bochner.spectra import Spectrum
 
-Arrays = tuple[np.ndarray, np.ndarray]  # rows (n, d) and targets (n,)
+Arrays = tuple[Any, np.ndarray]  # rows (n, d), an array or a DataFrame, and targets (n,)
 
 SHOWN = 30  # columns or classes in a table
 POINTS = 300  # rows in a figure
@@ -65,10 +66,29 @@ def _legend(figure: Figure) -> None:
 # ---------------------------------------------------------------------- data
 
 
-def _data(train: np.ndarray, test: np.ndarray, columns: list[str]) -> Section:
+def _numeric(X: Any, column: int) -> np.ndarray | None:
+    """A column of numbers; None for one of categories."""
+    values = X.iloc[:, column] if isinstance(X, pd.DataFrame) else X[:, column]
+    return np.asarray(values) if pd.api.types.is_numeric_dtype(values.dtype) else None
+
+
+def _with_column(X: Any, column: int, values: np.ndarray) -> Any:
+    """Rows with other values in a column."""
+    changed = X.copy()
+    if isinstance(changed, pd.DataFrame):
+        return changed.assign(**{changed.columns[column]: values})
+    changed[:, column] = values
+    return changed
+
+
+def _data(train: Any, test: Any, columns: list[str]) -> Section:
     table: Table = [["column", "min", "median", "max", "std"]]
-    for name, values in list(zip(columns, train.T, strict=True))[:SHOWN]:
-        table.append([name, *(_g(float(f(values))) for f in (np.nanmin, np.nanmedian, np.nanmax, np.nanstd))])
+    for number, name in enumerate(columns[:SHOWN]):
+        values = _numeric(train, number)
+        if values is None:
+            table.append([name, f"{train.iloc[:, number].nunique()} categories", "", "", ""])
+        else:
+            table.append([name, *(_g(float(f(values))) for f in (np.nanmin, np.nanmedian, np.nanmax, np.nanstd))])
     text = f"{len(train):,} rows to learn from, {len(test):,} held out, {len(columns):,} columns. The table is of the former."
     return Section("Data", text + _first("columns", len(columns)), table)
 
@@ -138,7 +158,7 @@ def _sorted_figure(estimator: StationaryRegressor, test: Arrays, target: str) ->
     order = order[np.linspace(0, len(order) - 1, min(len(order), POINTS)).astype(int)]
     figure, axes = _panel()
     place = np.arange(len(order))
-    lower, upper = estimator.predict_interval(X[order], 0.9).T
+    lower, upper = estimator.predict_interval(X, 0.9)[order].T
     axes.fill_between(place, lower, upper, color=BLUE, alpha=0.25, linewidth=0, label="90 % band")
     axes.plot(place, mean[order], color=BLUE, linewidth=1.2, label="prediction")
     axes.plot(place, y[order], ".", color="#22252a", markersize=3.5, label="observed")
@@ -200,52 +220,60 @@ def _reliability(y: np.ndarray, p: np.ndarray) -> Section:
 # ---------------------------------------------------------------------- away from the data
 
 
-def _answers(estimator: Any, X: np.ndarray) -> np.ndarray:
+def _answers(estimator: Any, X: Any) -> np.ndarray:
     """What the estimator says of each row: means, (n,), or class probabilities, (n, c)."""
     return estimator.predict(X) if isinstance(estimator, StationaryRegressor) else estimator.predict_proba(X)
 
 
-def _most_used(estimator: Any, train: np.ndarray, test: np.ndarray) -> int:
-    """The column whose values, shuffled among the test rows, change the predictions most; of those that vary in training.
+def _varying(X: Any) -> list[int]:
+    """Columns of numbers that are not constant."""
+    columns = [(number, _numeric(X, number)) for number in range(X.shape[1])]
+    return [number for number, own in columns if own is not None and np.nanmax(own) > np.nanmin(own)]
+
+
+def _most_used(estimator: Any, train: Any, test: Any) -> int:
+    """The column whose values, shuffled among the test rows, change the predictions most; of the numbers that vary in training.
 
     The change is the mean absolute one, of the prediction or of the class probabilities.
     """
     rng = np.random.default_rng(SEED)
     rows = test[:SHUFFLED]
     before, changes = _answers(estimator, rows), np.full(train.shape[1], -1.0)
-    for column in np.nonzero(np.nanmax(train, axis=0) > np.nanmin(train, axis=0))[0]:
-        shuffled = rows.copy()
-        shuffled[:, column] = rng.permutation(rows[:, column])
+    for column in _varying(train):
+        values: Any = _numeric(rows, column)
+        shuffled = _with_column(rows, column, rng.permutation(values))
         changes[column] = np.abs(_answers(estimator, shuffled) - before).mean()
     return int(np.argmax(changes))
 
 
-def _slice(X: np.ndarray, column: int) -> tuple[np.ndarray, float, float]:
-    """Rows along a column from 1.5 ranges below its range to 1.5 above, the others at their median; and the range itself."""
-    low, high = float(np.nanmin(X[:, column])), float(np.nanmax(X[:, column]))
+def _slice(X: Any, column: int) -> tuple[Any, np.ndarray, float, float]:
+    """Rows along a column from 1.5 ranges below its range to 1.5 above, the others at their median; its values; its range."""
+    own: Any = _numeric(X, column)
+    low, high = float(np.nanmin(own)), float(np.nanmax(own))
     span = high - low or 1.0
-    rows = np.tile(np.nanmedian(X, axis=0), (POINTS, 1))
-    rows[:, column] = np.linspace(low - 1.5 * span, high + 1.5 * span, POINTS)
-    return rows, low, high
+    grid = np.linspace(low - 1.5 * span, high + 1.5 * span, POINTS)
+    if isinstance(X, pd.DataFrame):  # categories are at the most frequent one
+        numbers = X.median(numeric_only=True)
+        middle = {name: numbers[name] if name in numbers else v.mode(dropna=False)[0] for name, v in X.items()}
+        rows: Any = pd.DataFrame({name: [value] * POINTS for name, value in middle.items()})
+    else:
+        rows = np.tile(np.nanmedian(X, axis=0), (POINTS, 1))
+    return _with_column(rows, column, grid), grid, low, high
 
 
-def _slice_figure(
-    estimator: Any, train: Arrays, test: np.ndarray, columns: list[str], target: str
-) -> tuple[Figure, str]:
+def _slice_figure(estimator: Any, train: Arrays, test: Any, columns: list[str], target: str) -> tuple[Figure, str]:
     """The prediction along one column, inside its training range and outside, and a caption."""
     column = _most_used(estimator, train[0], test)
-    rows, low, high = _slice(train[0], column)
+    rows, grid, low, high = _slice(train[0], column)
     figure, axes = _panel()
     axes.axvspan(low, high, color=GREY, alpha=0.15, linewidth=0, label="training range")
-    grid = rows[:, column]
     if isinstance(estimator, StationaryRegressor):
         lower, upper = estimator.predict_interval(rows, 0.9).T
         axes.fill_between(grid, lower, upper, color=BLUE, alpha=0.25, linewidth=0, label="90 % band")
         axes.plot(grid, estimator.predict(rows), color=BLUE, label="prediction")
         if len(columns) == 1:
-            axes.plot(
-                train[0][:POINTS, 0], train[1][:POINTS], ".", color="#22252a", markersize=3.5, label="training rows"
-            )
+            shown_rows = _numeric(train[0], 0)[:POINTS]  # pyright: ignore[reportOptionalSubscript]
+            axes.plot(shown_rows, train[1][:POINTS], ".", color="#22252a", markersize=3.5, label="training rows")
         axes.set_ylabel(_short(target))
         shown = "the prediction with its 90 % band"
     else:
@@ -266,21 +294,33 @@ def _slice_figure(
 
 
 def _predictions(estimator: Any, train: Arrays, test: Arrays, columns: list[str], target: str) -> Section:
-    figure, caption = _slice_figure(estimator, train, test[0], columns, target)
+    figures: list[tuple[Figure, str]] = []
+    if _varying(train[0]):
+        figures.append(_slice_figure(estimator, train, test[0], columns, target))
     text = "Away from the data the model goes back to its prior, {}."
     if not isinstance(estimator, StationaryRegressor):
         text = text.format("under which all classes are equally probable")
-        return Section("Predictions", text, None, (figure,), (caption,))
+        return Section("Predictions", text, None, *(tuple(part) for part in zip(*figures, strict=True)))
     first = f"Held-out rows in the order of their prediction, at most {POINTS}, with 90 % bands."
-    held = _sorted_figure(estimator, test, target)
-    return Section("Predictions", text.format("so that its band widens"), None, (held, figure), (first, caption))
+    figures.insert(0, (_sorted_figure(estimator, test, target), first))
+    drawn, captions = zip(*figures, strict=True)
+    return Section("Predictions", text.format("so that its band widens"), None, drawn, captions)
 
 
-def _unlike(estimator: Any, train: np.ndarray, test: np.ndarray) -> Section:
-    """Scores of the held-out rows and of the same rows moved away."""
-    direction = np.random.default_rng(SEED).standard_normal(test.shape)
+def _moved(train: Any, test: Any) -> Any:
+    """Rows, each some standard deviations of the training columns off in a random direction; categories stay."""
+    numbers = [number for number in range(train.shape[1]) if _numeric(train, number) is not None]
+    direction = np.random.default_rng(SEED).standard_normal((len(test), len(numbers)))
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
-    rows = {"held out": test, "moved away": test + MOVED * direction * np.nanstd(train, axis=0)}
+    for place, number in enumerate(numbers):
+        step = MOVED * direction[:, place] * np.nanstd(_numeric(train, number))  # pyright: ignore[reportArgumentType, reportCallIssue]
+        test = _with_column(test, number, _numeric(test, number) + step)
+    return test
+
+
+def _unlike(estimator: Any, train: Any, test: Any) -> Section:
+    """Scores of the held-out rows and of the same rows moved away."""
+    rows = {"held out": test, "moved away": _moved(train, test)}
     scores, threshold = {name: estimator.ood_score(own) for name, own in rows.items()}, estimator.ood_threshold_
     edges = np.linspace(0, 1, 41)
     figure, axes = _panel()

@@ -1,0 +1,151 @@
+"""What single cells say: numbers with their units, truths, dates, times, and words for 'missing'.
+
+A whole column is read by one rule, which is chosen by all of its cells. ``dateutil`` is not used: it guesses for each cell on its
+own, so that 01/02 and 13/02 in one column are read in different orders, and takes '1.5' for a day of this month.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+# Lower case. The second set counts as missing among numbers and dates only: as a category 'none' is an answer.
+MISSING_WORDS = frozenset(
+    {"", "na", "n/a", "n.a.", "#n/a", "#na", "nan", "<na>", "nat", "null", "?", "-", "--", "–", "—"}
+)
+MISSING_NUMBERS = MISSING_WORDS | {"none", "nil", ".", "..", "...", "missing", "unknown", "tbd"}
+TRUTHS = {
+    word: truth
+    for truth, words in ((1.0, "true yes y t ja oui sí si on"), (0.0, "false no n f nein non off"))
+    for word in words.split()
+}
+
+CURRENCIES = (
+    r"US\$|R\$|A\$|C\$|[$€£¥₹₩₽₺₫₴₦₱฿₪]|USD|EUR|GBP|CHF|JPY|CNY|INR|SEK|NOK|DKK|PLN|CZK|HUF|RON|CAD|AUD|NZD|BRL|MXN|RUB|"
+    r"TRY|ZAR|KRW|SGD|HKD|ILS|THB|kr\.?|zł|Kč|Rs\.?|Fr\.?"
+)
+UNITS = r"%|‰|°[CF]?|(?:k|c|m)?m[²³]?|m2|(?:k|m)?g|lbs?|h|hrs?|min|s|ms|m?l|k?Wh?|hp|mph|km/h|[kMGT]B|sqft|ft|\s[^\W\d_]{1,12}\.?"
+BLANKS = " \u00a0\u202f\u2009"
+
+
+def _number_pattern(decimal: str) -> re.Pattern[str]:
+    """A number under one decimal sign, with separators of thousands, and a currency or unit."""
+    separators = {".": ",", ",": "."}[decimal] + "'’" + BLANKS
+    whole = rf"[1-9]\d{{0,2}}(?P<separator>[{separators}])(?:\d{{2,3}}(?P=separator))*\d{{3}}|\d+|(?=[{decimal}]\d)"
+    number = rf"(?P<number>(?:{whole})(?:[{decimal}]\d*)?(?:[eE][-+]?\d+)?)"
+    signs = r"(?P<minus>[-−–])?\+?"
+    prefix, suffix = rf"(?P<prefix>{CURRENCIES})?[{BLANKS}]*", rf"[{BLANKS}]*(?P<suffix>{CURRENCIES}|{UNITS})?"
+    # Accountants write (12.50) for −12.50.
+    return re.compile(rf"(?P<bracket>\()?{signs}{prefix}(?P<inner>[-−])?{number}{suffix}(?(bracket)\))")
+
+
+NUMBERS = {decimal: _number_pattern(decimal) for decimal in ".,"}
+
+DAYS = (
+    "ISO8601",
+    *("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%Y%m%d"),
+    *("%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y"),
+    *("%a, %d %b %Y", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%b %Y", "%B %Y", "%m/%Y", "%b-%y"),
+)
+CLOCKS = (
+    "",
+    " %H:%M",
+    " %H:%M:%S",
+    " %H:%M:%S.%f",
+    " %I:%M %p",
+    " %I:%M:%S %p",
+    ", %H:%M",
+    ", %H:%M:%S",
+)
+TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I %p")
+STYLES = frozenset({"", "ISO8601", *(day + clock for day in DAYS for clock in CLOCKS), *TIMES})
+SWAPPED = {"%d/%m": "%m/%d", "%m/%d": "%d/%m", "%d-%m": "%m-%d", "%m-%d": "%d-%m"}
+ZONE = re.compile(r"(:\d\d(?:\.\d+)?) ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d)$")
+LIKE_A_DATE = re.compile(r".*\d.*[-/.: ,].*|\d{8}|[A-Za-z]{3,9}[- ]\d{2,4}")
+
+
+def once_each(texts: Any, read: Callable[[str], Any]) -> np.ndarray:
+    """What a function makes of every text, called once for each different one."""
+    codes, levels = pd.factorize(np.asarray(texts, dtype=object))
+    return (
+        np.array([read(level) for level in levels], dtype=object)[codes] if len(levels) else np.zeros(0, dtype=object)
+    )
+
+
+def is_missing(texts: Any, words: frozenset[str] = MISSING_WORDS) -> np.ndarray:
+    """Which texts say that there is no value."""
+    return once_each(texts, lambda text: text.strip().lower() in words).astype(bool)
+
+
+def as_number(text: str, decimal: str) -> tuple[float, str] | None:
+    """A number and its unit, or None where the text is none."""
+    found = NUMBERS[decimal].fullmatch(text.strip())
+    if found is None or (found["prefix"] and found["suffix"]):
+        return None
+    digits = found["number"]
+    if found["separator"]:
+        digits = digits.replace(found["separator"], "")
+    value = float(digits.replace(decimal, "."))
+    negative = bool(found["minus"] or found["inner"] or found["bracket"])
+    return (-value if negative else value), (found["prefix"] or found["suffix"] or "").strip()
+
+
+def read_numbers(texts: Any, decimal: str) -> np.ndarray:
+    """Finite numbers, NaN where a text is none."""
+    if decimal == ".":  # most columns are plain numbers, which need no pattern
+        plain: Any = pd.to_numeric(pd.Series(texts, dtype=object).str.strip(), errors="coerce")
+        values = np.array(plain, dtype=float)
+        rest = ~np.isfinite(values)
+    else:
+        values, rest = np.full(len(texts), np.nan), np.ones(len(texts), dtype=bool)
+
+    def read(text: str) -> float:
+        found = as_number(text, decimal)
+        return np.nan if found is None or not np.isfinite(found[0]) else found[0]
+
+    values[rest] = once_each(np.asarray(texts, dtype=object)[rest], read).astype(float)
+    return values
+
+
+def read_truths(texts: Any) -> np.ndarray:
+    """1 for yes, 0 for no, NaN for what is neither."""
+    return once_each(texts, lambda text: TRUTHS.get(text.strip().lower(), np.nan)).astype(float)
+
+
+def read_dates(texts: Any, style: str) -> pd.DatetimeIndex:
+    """Dates under one format, NaT where a text is none. Zones are left out: a weekday is that of the place."""
+    stripped = pd.Series(texts, dtype=object).str.strip().str.replace(ZONE, r"\1", regex=True)
+    return pd.DatetimeIndex(pd.to_datetime(stripped, format=style, errors="coerce"))
+
+
+def read_times(texts: Any, style: str) -> np.ndarray:
+    """Hours since midnight, NaN where a text is no time."""
+    found = pd.to_datetime(pd.Series(texts, dtype=object).str.strip(), format=style, errors="coerce")
+    return (found.dt.hour + found.dt.minute / 60 + found.dt.second / 3600).to_numpy(dtype=float)
+
+
+def date_style(levels: np.ndarray, share: float) -> tuple[str, bool] | None:
+    """The format that reads at least a share of different texts, and whether day and month might be the other way round."""
+    if np.mean([LIKE_A_DATE.fullmatch(text.strip()) is not None for text in levels]) < share:
+        return None
+    sample = levels[:: max(1, len(levels) // 200)]
+    for day in DAYS:
+        for clock in ("",) if day == "ISO8601" else CLOCKS:
+            style = day + clock
+            if day != "ISO8601" and any((mark in style) != (mark in sample[0]) for mark in "/:,.-"):
+                continue
+            if read_dates(sample[:20], style).notna().mean() < 0.5:
+                continue
+            read = read_dates(levels, style).notna().mean()
+            swapped = next((style.replace(a, b) for a, b in SWAPPED.items() if a in style), None)
+            other = 0.0 if swapped is None else read_dates(levels, swapped).notna().mean()
+            if read >= share and read >= other:
+                return style, bool(read == other)
+    return None
+
+
+def time_style(levels: np.ndarray, share: float) -> str | None:
+    """The format that reads at least a share of different texts as times of day."""
+    return next((style for style in TIMES if np.mean(~np.isnan(read_times(levels, style))) >= share), None)

@@ -1,0 +1,184 @@
+"""From a table in a file to a fitted estimator, and from an estimator to the columns that a prediction adds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.model_selection import train_test_split
+
+from bochner.tables.columns import as_cells, file_decimal
+from bochner.tables.errors import TableError, listed
+from bochner.tables.estimators import TableClassifier, TableRegressor
+from bochner.tables.reading import BadRow, Piece, Source, open_table, read_table
+from bochner.tables.table import MOST_INPUTS, Table, Target
+
+LEAST_ROWS = 10
+
+
+@dataclass
+class TrainingTable:
+    """A table that can be fitted.
+
+    Attributes:
+        frame: The inputs, as text.
+        y: Targets, floats or labels.
+        target: What the target was taken for.
+        groups: A number for each row; equal rows have the same.
+        bad: Rows that were left out.
+        notes: What was made of the file.
+    """
+
+    frame: pd.DataFrame
+    y: np.ndarray
+    target: Target
+    groups: np.ndarray
+    bad: list[BadRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class FittedTable:
+    """An estimator and the rows that it has not seen.
+
+    Attributes:
+        estimator: A TableRegressor or a TableClassifier.
+        train: Inputs and targets that it was fitted to.
+        held: Those it was not, as far as their classes are known.
+        left_out: Held-out rows of classes without a row to learn from.
+    """
+
+    estimator: Any
+    train: tuple[pd.DataFrame, np.ndarray]
+    held: tuple[pd.DataFrame, np.ndarray]
+    left_out: int
+
+
+def added_names(target: str, classes: Any) -> list[str]:
+    """Names of the columns that a prediction adds; ``classes`` is None for regression."""
+    own = ["mean", "std", "low", "high"] if classes is None else ["predicted", *(f"p_{name}" for name in classes)]
+    return [*(f"{target}_{name}" for name in own), "ood_score", "ood"]
+
+
+def check_added(names: Sequence[str], target: str, classes: Any) -> None:
+    """Raises a TableError where a table has a column that a prediction would add."""
+    if taken := [name for name in added_names(target, classes) if name in names]:
+        raise TableError(f"The table has a column {listed(taken)}, which is what predictions are called; rename it.")
+
+
+def predict_rows(estimator: Any, table: Table, frame: Any, coverage: float, changes: Any) -> dict[str, np.ndarray]:
+    """The columns that a prediction adds to rows of a table, by name; ``table`` says how to read them."""
+    clean, model = table.transform(frame, changes), estimator.estimator_
+    names = added_names(estimator.target_.name, getattr(model, "classes_", None))
+    score = model.ood_score(clean)
+    strange = (score, score > model.ood_threshold_)
+    if hasattr(model, "classes_"):
+        p = model.predict_proba(clean)
+        return dict(zip(names, (model.classes_[p.argmax(1)], *p.T, *strange), strict=True))
+    mean, std = model.predict(clean, return_std=True)
+    low, high = model.predict_interval(clean, coverage).T
+    return dict(zip(names, (mean, std, low, high, *strange), strict=True))
+
+
+def read_training(
+    path: Path, target: str, drop: Sequence[str] = (), task: str = "auto", skip_bad: bool = False
+) -> TrainingTable:
+    """Reads a table to fit to.
+
+    Raises:
+        TableError: It cannot be used; all problems are named. Bad rows are problems unless they may be skipped.
+    """
+    source = open_table(path)
+    _check_names(source, target, drop)
+    piece = read_table(source)
+    frame, texts = piece.texts.drop(columns=target), piece.texts[target]
+    problems: list[str] = []
+
+    def tried(work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except TableError as error:
+            problems.extend(error.problems)
+
+    understood: Any = tried(lambda: Target.learn(target, texts, task, file_decimal(_texts(piece.texts))))
+    y, rows = (np.zeros(0), np.arange(len(frame))) if understood is None else keep_readable(source, piece, understood)
+    if not skip_bad:
+        tried(source.check_bad)
+    frame = frame.iloc[rows].reset_index(drop=True)
+    if len(frame) < LEAST_ROWS:
+        problems.append(f"At least {LEAST_ROWS} rows are needed, {path} has {len(frame)} that can be used.")
+    table: Any = tried(lambda: Table.learn(frame, drop))
+    if understood is not None:
+        classes = np.unique(y) if understood.task == "classification" else None
+        tried(lambda: check_added(list(frame.columns), target, classes))
+    if problems or understood is None:
+        raise TableError(*problems)
+    used = frame[[column.name for column in table.used]].assign(**{"the target": y})
+    groups = used.groupby(list(used.columns), sort=False).ngroup().to_numpy()
+    return TrainingTable(frame, y, understood, groups, list(source.bad), source.notes)
+
+
+def _texts(frame: pd.DataFrame) -> list[np.ndarray]:
+    return [as_cells(frame[name]) for name in frame.columns]
+
+
+def _check_names(source: Source, target: str, drop: Sequence[str]) -> None:
+    from bochner.activations import unknown
+
+    names, problems = source.names, []
+    if len(names) > MOST_INPUTS:
+        problems.append(f"{source.path} has {len(names)} columns, more than {MOST_INPUTS}; keep those that matter.")
+    if target not in names:
+        problems.append(unknown("target", target, names))
+    problems += [unknown("drop", name, names) for name in drop if name not in names]
+    if target in drop:
+        problems.append(f"The target '{target}' cannot be dropped.")
+    if problems:
+        raise TableError(*problems)
+
+
+def keep_readable(source: Source, piece: Piece, target: Target) -> tuple[np.ndarray, np.ndarray]:
+    """Targets that can be read, and the rows that they are of; the others join ``source.bad``."""
+    y, bad = target.values(piece.texts[target.name])
+    for row in np.nonzero(bad)[0]:
+        cell = piece.texts[target.name].iloc[row]
+        problem = f"the target '{target.name}' is missing" if not cell.strip() else f"the target is '{cell}'"
+        source.bad.append(BadRow(f"{source.unit} {piece.places[row]}", problem, tuple(piece.texts.iloc[row])))
+    rows = np.nonzero(~bad)[0]
+    return y[rows], rows
+
+
+def split_rows(table: TrainingTable, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to fit and rows to test on. Equal rows stay together; classes keep their shares where they have rows enough."""
+    if share == 0:
+        return np.arange(len(table.y)), np.arange(0)
+    groups, first = np.unique(table.groups, return_index=True)
+    y, classification = table.y[first], table.target.task == "classification"
+    counts = np.unique(y, return_counts=True)[1] if classification else np.array([2])
+    tests = max(1, round(share * len(groups)))
+    stratify = y if classification and counts.min() >= 2 and tests >= len(counts) else None
+    _, held = train_test_split(np.arange(len(groups)), test_size=tests, random_state=seed, stratify=stratify)
+    out = np.isin(table.groups, groups[held])
+    return np.nonzero(~out)[0], np.nonzero(out)[0]
+
+
+def fit_table(table: TrainingTable, *, share: float, drop: Sequence[str], **options: Any) -> FittedTable:
+    """Fits an estimator to a table, but for a share of its rows.
+
+    Args:
+        table: The table.
+        share: Share of rows held out; 0 fits to all.
+        drop: Columns to leave out.
+        **options: Parameters of the estimator; ``random_state`` also splits the rows.
+    """
+    train, held = split_rows(table, share, options["random_state"])
+    kind = TableRegressor if table.target.task == "regression" else TableClassifier
+    estimator = kind(drop=drop, **options)
+    x, y = table.frame, table.y
+    estimator.fit(x.iloc[train], pd.Series(y[train], name=table.target.name))
+    estimator.target_ = table.target
+    estimator.verbose = estimator.estimator_.verbose = False
+    known = held[np.isin(y[held], y[train])] if table.target.task == "classification" else held
+    return FittedTable(estimator, (x.iloc[train], y[train]), (x.iloc[known], y[known]), len(held) - len(known))

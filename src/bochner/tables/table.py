@@ -1,0 +1,326 @@
+"""A table understood: its columns and its target. Learnt once, kept in the model file as plain data, applied to new tables."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bochner.tables import cells
+from bochner.tables.columns import (
+    DATE_PARTS,
+    KINDS,
+    Column,
+    adapted,
+    as_cells,
+    canonical,
+    file_decimal,
+    read_column,
+    understand,
+)
+from bochner.tables.errors import TableError, listed
+
+MOST_INPUTS = 2000  # numbers that a row may become
+MOST_CLASSES = 100
+UNREADABLE = (
+    0.5  # share of cells that no longer read as they did in training from which on a column has changed its kind
+)
+TINY = 1e-100  # targets below in size have squares that vanish
+
+
+@dataclass(frozen=True)
+class Table:
+    """How a table becomes numbers and categories.
+
+    Attributes:
+        columns: All columns but the target, in order, used or dropped.
+    """
+
+    columns: tuple[Column, ...]
+
+    @classmethod
+    def learn(cls, frame: Any, drop: Sequence[str] = ()) -> "Table":
+        """Looks at every column of a DataFrame; those in ``drop`` are left out."""
+        used = {str(name): as_cells(frame[name]) for name in frame.columns if str(name) not in drop}
+        decimal = file_decimal(_texts(used.values()))
+        columns = []
+        for name in map(str, frame.columns):
+            asked = name in drop
+            columns.append(
+                Column(name, "dropped", "dropped, as asked") if asked else understand(name, used[name], decimal)
+            )
+        table = cls(tuple(columns))
+        if not table.used:
+            raise TableError("There is no column to predict from.", *(f"  {line}" for line in table.summary()))
+        if (inputs := sum(max(1, len(c.levels)) * len(c.outputs) for c in table.used)) > MOST_INPUTS:
+            raise TableError(
+                f"The table becomes {inputs} inputs, more than {MOST_INPUTS}; leave columns out with --drop."
+            )
+        return table
+
+    @property
+    def used(self) -> list[Column]:
+        """Columns that are not dropped."""
+        return [column for column in self.columns if column.kind != "dropped"]
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the columns of numbers and categories."""
+        return [name for column in self.used for name in column.outputs]
+
+    def summary(self) -> list[str]:
+        """What was done with each column, a line each."""
+        return [f"{column.name}: {column.note}" for column in self.columns]
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raises a TableError where columns are missing; their order does not matter."""
+        missing = [column.name for column in self.used if column.name not in names]
+        if missing:
+            strange = [name for name in names if name not in {column.name for column in self.columns}]
+            hint = f" It has {listed(strange)}, which the model does not know." if strange else ""
+            raise TableError(f"The table lacks the column {listed(missing)} that the model was fitted with.{hint}")
+
+    def transform(self, frame: Any, changes: "Changes | None" = None) -> pd.DataFrame:
+        """Numbers and categories, from a table with the columns of training.
+
+        Args:
+            frame: The table.
+            changes: Collects what is not as it was in training.
+
+        Raises:
+            TableError: Columns are missing, or have changed their kind: all of them are named.
+        """
+        self.check_names([str(name) for name in frame.columns])
+        if len(set(map(str, frame.columns))) < frame.shape[1]:
+            raise TableError("The table has more than one column of the same name; rename or leave out the others.")
+        by_name = {str(name): frame[name] for name in frame.columns}
+        found: dict[str, np.ndarray] = {}
+        problems = []
+        for column in self.used:
+            values = as_cells(by_name[column.name])
+            read = read_column(column, values)
+            found |= read.values
+            if (wrong := int(read.unreadable.sum())) > UNREADABLE * (~read.absent).sum():
+                example = by_name[column.name].iloc[int(read.unreadable.argmax())]
+                problems.append(f"Column '{column.name}' held {_plural(column)} in training, and now '{example}'.")
+            if changes is not None:
+                example = str(by_name[column.name].iloc[int(read.unreadable.argmax())]) if wrong else ""
+                changes.add(column, read.absent, wrong, example)
+        if problems:
+            raise TableError(*problems)
+        return pd.DataFrame(found)
+
+    def adapted(self, frame: Any) -> tuple["Table", list[str]]:
+        """The same where a new table writes numbers or dates in another way, and a line for each such column."""
+        new = {str(name): as_cells(frame[name]) for name in frame.columns}
+        used = {column.name: new[column.name] for column in self.used if column.name in new}
+        decimal = file_decimal(_texts(used.values()))
+        columns = tuple(adapted(own, used[own.name], decimal) if own.name in used else own for own in self.columns)
+        lines = [f"{now.name}: written in another way than in training" for now in columns if now not in self.columns]
+        return Table(columns), lines
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """For the model file."""
+        return [asdict(column) for column in self.columns]
+
+    @classmethod
+    def from_json(cls, content: Any) -> "Table":
+        """From the model file; a ValueError unless it describes columns."""
+        return cls(tuple(_column_from_json(own) for own in _list(content)))
+
+
+def _texts(columns: Iterable[Any]) -> list[np.ndarray]:
+    """Those columns that are texts."""
+    return [own for own in columns if not isinstance(own, pd.DatetimeIndex) and own.dtype == object]
+
+
+def _plural(column: Column) -> str:
+    return {"truth": "yes and no", "number": "numbers"}.get(column.kind, f"{column.kind}s")
+
+
+class Changes:
+    """What a new table has that the training table had not; counted over its pieces."""
+
+    def __init__(self) -> None:
+        self.unreadable: dict[str, tuple[int, str]] = {}
+        self.missing: dict[str, int] = {}
+
+    def add(self, column: Column, absent: np.ndarray, wrong: int, example: str) -> None:
+        """Counts the cells of a piece of a column."""
+        if wrong:
+            before, first = self.unreadable.get(column.name, (0, example))
+            self.unreadable[column.name] = (before + wrong, first)
+        if not column.missing and absent.any():
+            self.missing[column.name] = self.missing.get(column.name, 0) + int(absent.sum())
+
+    def lines(self) -> list[str]:
+        """A line for each column."""
+        unreadable = [
+            f"{name}: {count} cells cannot be read as in training, such as '{example}'; they count as missing"
+            for name, (count, example) in self.unreadable.items()
+        ]
+        missing = [
+            f"{name}: {count} cells are missing, none was in training; such rows count as strange"
+            for name, count in self.missing.items()
+        ]
+        return unreadable + missing
+
+
+# ------------------------------------------------------------------ the target
+
+
+@dataclass(frozen=True)
+class Target:
+    """The column that is predicted.
+
+    Attributes:
+        name: Its name.
+        task: "regression" or "classification".
+        column: How its cells are read.
+        note: What it was taken for.
+    """
+
+    name: str
+    task: str
+    column: Column
+    note: str
+
+    @classmethod
+    def learn(cls, name: str, values: Any, task: str = "auto", decimal: str | None = None) -> "Target":
+        """Looks at a target's cells, a Series.
+
+        Args:
+            name: The target's name.
+            values: Its cells.
+            task: "auto", "regression" or "classification".
+            decimal: The decimal sign where the cells leave a doubt.
+
+        Raises:
+            TableError: It cannot be what the task asks for.
+        """
+        found = as_cells(values)
+        if isinstance(found, pd.DatetimeIndex):
+            raise TableError(f"The target '{name}' holds dates; turn them into numbers (days since a start).")
+        column = understand("target", found, decimal)
+        absent = target_missing(found, column)
+        present = found[~absent]
+        levels = _levels(present)
+        if len(levels) < 2:
+            raise TableError(
+                f"The target '{name}' has the same value in every row ({listed(levels) or 'none'}); there is nothing to learn."
+            )
+        if column.kind == "date":
+            raise TableError(f"The target '{name}' holds dates ({listed(levels, 1)}); turn them into numbers.")
+        if "several units" in column.note and task != "classification":
+            units = column.note.partition("(")[2].rstrip(")")
+            raise TableError(f"The target '{name}' is in several units ({units}); convert them to one.")
+        numeric = column.kind == "number"
+        if task == "auto":
+            task = "regression" if numeric and len(levels) > 2 else "classification"
+        return cls._regression(name, column, present) if task == "regression" else cls._classes(name, present, levels)
+
+    @classmethod
+    def _regression(cls, name: str, column: Column, present: np.ndarray) -> "Target":
+        numbers = read_column(_plain_number(column), present).values[column.name]
+        if np.isnan(numbers).all() or column.kind not in ("number", "category"):
+            raise TableError(f"The target '{name}' holds text, such as '{present[0]}'; regression needs numbers.")
+        largest = float(np.nanmax(np.abs(numbers)))
+        if largest < TINY:
+            raise TableError(f"The target '{name}' holds numbers below {TINY:g} in size; give it in other units.")
+        note = column.note.partition(";")[0] if column.kind == "number" else "number"
+        return cls(name, "regression", _plain_number(column), note)
+
+    @classmethod
+    def _classes(cls, name: str, present: np.ndarray, levels: list[str]) -> "Target":
+        if len(levels) > min(MOST_CLASSES, max(2, len(present) / 2)):
+            raise TableError(
+                f"The target '{name}' has {len(levels)} different values in {len(present)} rows, too many for classes; "
+                "a regression?"
+            )
+        note = f"{len(levels)} classes, {listed(levels)}"
+        written = {str(value) for value in pd.unique(present)}
+        if merged := sorted(written - set(levels)):
+            note += (
+                f"; {listed([f'{text}' for text in merged])} taken for {listed(sorted({canonical(t) for t in merged}))}"
+            )
+        if len({level.casefold() for level in levels}) < len(levels):
+            note += "; upper and lower case are different classes"
+        return cls(name, "classification", Column("target", "category", note), note)
+
+    def values(self, series: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Targets, floats or texts, and which rows have none that can be read."""
+        found = as_cells(series)
+        if self.task == "regression":
+            if isinstance(found, pd.DatetimeIndex):
+                return np.full(len(found), np.nan), np.ones(len(found), dtype=bool)
+            numbers = read_column(self.column, found).values[self.column.name]
+            return numbers, np.isnan(numbers)
+        texts = found if found.dtype == object else np.array([str(value) for value in found], dtype=object)
+        return cells.once_each(texts, canonical).astype(str), target_missing(found, self.column)
+
+    def to_json(self) -> dict[str, Any]:
+        """For the model file."""
+        return {"name": self.name, "task": self.task, "column": asdict(self.column), "note": self.note}
+
+    @classmethod
+    def from_json(cls, content: Any) -> "Target":
+        """From the model file; a ValueError unless it describes a target."""
+        texts = [content.get(key) for key in ("name", "task", "note")] if isinstance(content, dict) else [None]
+        if not all(isinstance(text, str) for text in texts) or set(content) != {"name", "task", "column", "note"}:
+            raise ValueError("the target is not described")
+        column = _column_from_json(content["column"])
+        expected = {"regression": "number", "classification": "category"}.get(content["task"])
+        if column.kind != expected:
+            raise ValueError(f"the task {content['task']!r} does not fit the target")
+        return cls(content["name"], content["task"], column, content["note"])
+
+
+def _plain_number(column: Column) -> Column:
+    return Column("target", "number", column.note, decimal=column.decimal, unit=column.unit)
+
+
+def _levels(present: np.ndarray) -> list[str]:
+    """Different values in their plain form, sorted."""
+    if present.dtype == object:
+        return sorted(set(cells.once_each(present, canonical).tolist()))
+    return sorted({canonical(str(value)) for value in pd.unique(present)})
+
+
+def target_missing(values: Any, column: Column) -> np.ndarray:
+    """Rows whose target is missing; a class may be called None."""
+    if isinstance(values, pd.DatetimeIndex) or values.dtype != object:
+        return np.asarray(pd.isna(values))
+    if column.kind == "number":
+        return cells.is_missing(values, cells.MISSING_NUMBERS)
+    return cells.is_missing(values, cells.MISSING_WORDS - ({"-"} if (values == "+").any() else set()))
+
+
+# ------------------------------------------------------------------ from the model file
+
+
+def _list(content: Any) -> list[Any]:
+    if not isinstance(content, list) or not content:
+        raise ValueError("the columns are not a list")
+    return content
+
+
+def _column_from_json(content: Any) -> Column:
+    """A column whose every field is of its type."""
+    known: dict[str, Any] = dict(content) if isinstance(content, dict) else {}
+    names = {own.name for own in fields(Column)}
+    if set(known) != names:
+        raise ValueError("a column is not described")
+    texts = ("name", "kind", "note", "decimal", "unit", "style", "first")
+    lists = [known["parts"], known["levels"]]
+    good = all(isinstance(known[key], str) for key in texts)
+    good = good and all(isinstance(own, list | tuple) and all(isinstance(v, str) for v in own) for own in lists)
+    good = good and all(isinstance(known[key], bool) for key in ("rare", "missing"))
+    good = good and known["kind"] in KINDS and known["decimal"] in (".", ",") and known["style"] in cells.STYLES
+    if good and known["kind"] == "date":
+        first = pd.to_datetime(known["first"], errors="coerce")
+        good = not pd.isna(first) and len(lists[0]) > 0 and set(lists[0]) <= {"days", *DATE_PARTS}
+    if not good:
+        raise ValueError(f"the column {known['name']!r:.60} is not as it must be")
+    known |= {"parts": tuple(lists[0]), "levels": tuple(lists[1])}
+    return Column(**known)

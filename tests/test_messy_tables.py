@@ -1,0 +1,222 @@
+"""Tables as people have them: fitted without an option, or refused with every problem named at once."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+from typer.testing import CliRunner
+
+from bochner import TableClassifier, TableRegressor
+from bochner.cli import app
+from bochner.estimators import Settings
+from bochner.estimators.spread import Spread
+from bochner.storage import load, save
+from bochner.tables.errors import TableError
+from bochner.tables.fitting import read_training, split_rows
+from bochner.tables.reading import open_table, read_table
+from bochner.tables.table import Table
+from messy import FITTED, REFUSED, SUFFIXES, cars
+
+QUICK = {
+    "kernel": "matern32",
+    "hidden_layer_sizes": (),
+    "random_state": 0,
+    "settings": Settings(folds=2, tuning_rows=40, tuning_steps=3, wide_anchors=40),
+}
+FAST = ["--kernel", "matern32", "--hidden", ""]
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    """Fits without a spread for every row, which takes half of their time."""
+    monkeypatch.setattr("bochner.estimators.regression.learn_spread", lambda *_: Spread())
+
+
+@pytest.fixture
+def made(tmp_path):
+    def make(kind, content):
+        path = tmp_path / f"t.{SUFFIXES.get(kind, 'csv')}"
+        path.write_bytes(content)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """The plain table as numbers."""
+    return Table.learn(cars().drop(columns="price")).transform(cars())
+
+
+@pytest.mark.parametrize("kind", FITTED)
+def test_a_messy_table_is_fitted_without_an_option(kind, made, plain):
+    write, said = FITTED[kind]
+    path = made(kind, write(cars()))
+    table = read_training(path, "price")
+    model = TableRegressor(**QUICK).fit(table.frame, pd.Series(table.y, name="price"))
+    model.target_ = table.target
+    summary = "\n".join([*table.notes, *model.summary_])
+    assert said in summary, summary
+    # Whatever the form, the numbers are those of the plain table.
+    found = model.clean(table.frame)
+    for column in ("km", "age", "listed (days)", "listed (weekday)", "garage"):
+        if f"{column.split()[0]}:" in said and "missing" not in said and "none" not in said:
+            np.testing.assert_allclose(found[column][:80], plain[column], atol=0.2)
+    if "price" not in said:
+        np.testing.assert_allclose(table.y[:80], cars()["price"], atol=0.51)
+    assert np.isfinite(model.predict(table.frame)).all()
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_table_that_cannot_be_used_is_refused_with_every_problem(kind, made):
+    write, lines = REFUSED[kind]
+    path = made(kind, write(cars()))
+    result = run("fit", path, "--target", "price", "--out", path.with_name("m"), *FAST)
+    assert result.exit_code == 1
+    for line in lines:
+        assert line in result.stderr, result.stderr
+    assert not path.with_name("m").exists()
+
+
+def test_bad_rows_are_left_out_and_listed(made, tmp_path):
+    path = made("csv", REFUSED["ragged lines and missing targets"][0](cars()))
+    result = run("fit", path, "--target", "price", "--out", tmp_path / "m", "--skip-bad-rows", *FAST, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["left_out"] == 4
+    lines = (tmp_path / "t-bad-rows.csv").read_text().splitlines()
+    assert lines[0] == "place,problem,cells"
+    assert [line.split(",")[0] for line in lines[1:]] == ["line 6", "line 10", "line 2", "line 52"]
+    for command in (["predict", tmp_path / "m", path, "--out", tmp_path / "o.csv"], ["evaluate", tmp_path / "m", path]):
+        (tmp_path / "o.csv").unlink(missing_ok=True)
+        assert "line 10: 2 cells" in run(*command).stderr
+        assert not (tmp_path / "o.csv").exists()
+        result = run(*command, "--skip-bad-rows")
+        assert result.exit_code == 0, result.stderr
+        assert "rows cannot be used and are left out" in result.stdout
+
+
+def test_what_was_learnt_is_applied_to_new_files_and_changes_are_said(tmp_path):
+    frame = cars().assign(fee=[f"{v + 0.25}" for v in cars()["age"]])
+    model = TableRegressor(**QUICK).fit(frame.drop(columns="price"), frame["price"])
+    save(tmp_path / "m", model)
+    new = frame.drop(columns="price").assign(
+        fee=frame["fee"].str.replace(".", ","), listed=frame["listed"].dt.strftime("%d.%m.%Y"), colour="red"
+    )
+    new[["km", "age"]] = new[["km", "age"]].astype(object)
+    new.loc[3, "km"] = "many"
+    new.loc[4, "age"] = None
+    new.to_csv(tmp_path / "n.csv", sep=";", index=False)
+    result = run("predict", tmp_path / "m", tmp_path / "n.csv", "--out", tmp_path / "o.csv")
+    assert result.exit_code == 0, result.stderr
+    for line in (
+        "columns that the model does not use: 'colour'",
+        "fee: written in another way than in training",
+        "km: 1 cells cannot be read as in training, such as 'many'; they count as missing",
+        "age: 1 cells are missing, none was in training",
+    ):
+        assert line in result.stdout
+    found = pd.read_csv(tmp_path / "o.csv", sep=";", decimal=",")
+    expected = model.predict(frame.drop(columns="price"))
+    keep = [i for i in range(80) if i not in (3, 4)]
+    np.testing.assert_allclose(found["price_mean"][keep], expected[keep], rtol=1e-9)
+
+
+def test_equal_rows_stay_on_one_side_of_the_split(tmp_path):
+    frame = cars(60)
+    frame = pd.concat([frame, frame.head(30)]).assign(id=range(90))
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    table = read_training(tmp_path / "t.csv", "price")
+    for seed in range(5):
+        train, held = split_rows(table, 0.3, seed)
+        assert len(train) + len(held) == 90
+        assert not set(table.groups[train]) & set(table.groups[held])
+
+
+def test_a_million_cells_are_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr("bochner.tables.reading.CHUNK_ROWS", 7)
+    cars().to_csv(tmp_path / "t.csv", index=False)
+    source = open_table(tmp_path / "t.csv")
+    assert [len(piece.texts) for piece in source.pieces()] == [7] * 11 + [3]
+    pd.testing.assert_frame_equal(
+        pd.concat([piece.texts for piece in source.pieces()], ignore_index=True), read_table(source).texts
+    )
+
+
+# ------------------------------------------------------------------ in Python
+
+
+def test_the_estimators_take_a_frame_as_it_is(tmp_path):
+    frame = cars(120).assign(ad=[f"AD{i}" for i in range(120)], fee=[f"${v:,.2f}" for v in cars(120)["km"]])
+    x, y = frame.drop(columns="price"), frame["price"].map("€ {:,.2f}".format)
+    model = TableRegressor(**QUICK, drop=["age"])
+    scores = cross_val_score(model, x, y, cv=3)
+    assert min(scores) > 0.1
+    model.fit(x, y)
+    assert model.summary_[1] == "age: dropped, as asked"
+    assert model.summary_[-1] == "price: the target, number in €"
+    assert clone(model).get_params()["drop"] == ["age"]
+    back = load(save(tmp_path / "m", model)).estimator
+    np.testing.assert_array_equal(back.predict(x), model.predict(x))
+    assert back.predict_interval(x).shape == (120, 2)
+    assert back.predict_quantiles(x, [0.5]).shape == (120, 1)
+    assert back.sample_y(x.head(3), 2).shape == (3, 2)
+    np.testing.assert_allclose(back.log_prob(x, y), model.log_prob(x, frame["price"]), rtol=1e-6)
+    assert (back.ood_score(x) > back.ood_threshold_).mean() < 0.3
+
+
+@pytest.mark.parametrize("labels", [["old", "new"], [0, 1], [True, False], [" old", "old"]])
+def test_classes_keep_their_type_and_lose_their_blanks(labels):
+    frame = cars(120)
+    y = np.where(frame["km"] > 100_000, labels[0], "new" if labels[1] == "old" else labels[1])
+    model = TableClassifier(**QUICK).fit(frame, y)
+    assert model.score(frame, y) > 0.8
+    assert {str(label) for label in model.classes_} == {str(label).strip() for label in y.tolist()}
+    assert model.predict(frame).dtype.kind == (y.dtype.kind)
+    assert model.log_prob(frame, y).mean() > np.log(0.5)
+
+
+def test_a_refused_fit_changes_nothing():
+    frame = cars(40)
+    x, y = frame.drop(columns="price"), frame["price"]
+    model = TableRegressor(**QUICK).fit(x, y)
+    before = model.predict(x)
+    bad = x[["brand"]].assign(brand="one")
+    with pytest.raises(
+        TableError, match=r"missing or cannot be read in 1 rows.*row 3 \('nan'\).*\n.*no column to predict"
+    ):
+        model.fit(bad, y.where(y.index != 2))
+    np.testing.assert_array_equal(model.predict(x), before)
+    with pytest.raises(TableError, match="more than one column named 'km'"):
+        model.fit(pd.concat([x, x[["km"]]], axis=1), y)
+    with pytest.raises(ValueError, match="drop parameter must name columns of X, got 'kmm'"):
+        TableRegressor(**QUICK, drop=["kmm"]).fit(x, y)
+    with pytest.raises(ValueError, match="must be a list of names, got 'km' instead"):
+        TableRegressor(**QUICK, drop="km").fit(x, y)
+    with pytest.raises(ValueError, match="got 40 and 39 instead"):
+        TableRegressor(**QUICK).fit(x, y[1:])
+    with pytest.raises(TableError, match=r"lacks the column 'km' .* It has 'Km'"):
+        model.predict(x.rename(columns={"km": "Km"}))
+
+
+def test_raw_cells_cost_nothing_beside_clean_ones():
+    """The model from a messy table predicts as well as the one from its clean form."""
+    raw = cars(160).assign(
+        km=lambda f: [f"{v:,} km" for v in f["km"]],
+        listed=lambda f: f["listed"].dt.strftime("%d/%m/%Y"),
+        ad=[f"AD{i}" for i in range(160)],
+    )
+    clean = cars(160)
+    days = (clean["listed"] - clean["listed"][:120].min()).dt.days
+    clean = clean.assign(listed=days, month=clean["listed"].dt.month, weekday=clean["listed"].dt.day_of_week)
+    scores = {}
+    for name, frame in (("raw", raw), ("clean", clean)):
+        x, y = frame.drop(columns="price"), clean["price"]
+        scores[name] = -TableRegressor(**QUICK).fit(x[:120], y[:120]).log_prob(x[120:], y[120:]).mean()
+    assert scores["raw"] <= scores["clean"] + 0.02
