@@ -253,9 +253,19 @@ def test_duplicated_features_are_no_obstacle():
     assert (prediction.f_variance > 0).all()
 
 
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e6])
+def test_outputs_that_move_together_leave_the_probabilities_what_they_are(size):
+    """A singular covariance of any size: what is added to factorise it must not be of one size."""
+    mean = torch.tensor([[0.3, -0.4, 0.1]], dtype=torch.float64)
+    together = size * torch.ones(1, 3, 3, dtype=torch.float64)
+    found = average_classes(mean, together, samples=300, seed=0).probabilities
+    torch.testing.assert_close(found, torch.softmax(mean, 1), rtol=0, atol=1e-4)
+
+
 def test_cholesky_climbs_the_jitter_ladder_and_gives_up_with_a_reason():
     singular = torch.ones(3, 3, dtype=torch.float64)
-    factor = cholesky(singular)
+    with pytest.warns(UserWarning, match="not positive definite to rounding: 1e-12 of its mean diagonal was added"):
+        factor = cholesky(singular)
     torch.testing.assert_close(factor @ factor.T, singular, rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match=r"not positive definite even after jitter of 1e-6"):
         cholesky(-torch.eye(3))

@@ -166,9 +166,12 @@ def test_numbers_of_the_results_page_are_those_of_its_rows():
     counts = {
         m: [sum(getattr(c[m], kind) for c in cells.values()) for kind in ("near", "within")] for m in ("nlpd", "rmse")
     }
+    near, within = counts["nlpd"]
     assert len(cells) == 64
-    assert counts["nlpd"] == [60, 60]
-    assert "NLPD 60 of 64 cells within two standard errors of the paper's mean and as many within one of its" in page
+    assert near == within  # 'as many'
+    assert (
+        f"NLPD {near} of 64 cells within two standard errors of the paper's mean and as many within one of its" in page
+    )
     assert f"RMSE {counts['rmse'][0]} and {counts['rmse'][1]}." in page
     differences, seconds = {}, {}
     for name in ("boston", "concrete", "airfoil", "elevators"):
@@ -206,3 +209,40 @@ def test_numbers_of_the_results_page_are_those_of_its_rows():
     assert f"{sum(r <= 1.02 for r in widths)} of {len(widths)} converged" in page
     toys = [r["r_hat"] for r in read_rows(ROOT / "results/toys/toy-1d.jsonl") if r["method"] == "nuts"]
     assert f"{sum(r <= 1.02 for r in toys)} of {len(toys)} networks converged" in page
+
+
+def test_numbers_of_classes_on_the_results_page_are_those_of_their_rows():
+    page = " ".join((ROOT / "docs/results.md").read_text().replace("**", "").split())
+    rows = read_rows(ROOT / "results/uci/uci-classification.jsonl")
+    cells = tables.summarise(rows)
+    for posterior in ("kfac", "swag"):
+        own = [c for k, c in cells.items() if (k.posterior, k.protocol) == (posterior, "paper")]
+        known = [c for c in own if c["nlpd"].difference is not None]
+        share = f"{sum(c['nlpd'].within for c in known)} of {len(known)}"
+        assert f"| {len(own)} of 64 | {share} |" in page, posterior
+        assert share in page
+    for name in ("diabetes", "adult"):
+        first = [r for r in rows if (r["set"], r["posterior"], r["protocol"], r["fold"]) == (name, "kfac", "paper", 0)]
+        assert f"{name} {sum(r['seconds'] for r in first):.0f} s" in page, name
+
+
+def test_numbers_of_rotated_mnist_are_those_of_its_rows():
+    page = " ".join((ROOT / "docs/results.md").read_text().replace("**", "").split())
+    rows = [r for r in read_rows(ROOT / "results/images/rotated-mnist.jsonl") if r["seed"] == 0]
+
+    def of(model, posterior):
+        own = [r for r in rows if (r["protocol"], r["model"], r["posterior"]) == ("bochner", model, posterior)]
+        upright = next(r for r in own if r["angle"] == 0)
+        return upright["confidence"], upright["accuracy"], np.mean([r["nlpd"] for r in own])
+
+    for model, name in (
+        ("relu", "ReLU"),
+        ("rbf-sin", "RBF sin"),
+        ("rbf-sincos", "RBF sin–cos"),
+        ("local-rbf", "local RBF"),
+    ):
+        confidence, accuracy, over_angles = of(model, "kfac")
+        assert f"{confidence:.3f} and {accuracy:.3f} ({name})" in page, name
+        at_most = of(model, "map")[2]
+        digits = 2 if f"{over_angles:.2f}" != f"{at_most:.2f}" else 3
+        assert f"{name} {over_angles:.{digits}f} and {at_most:.{digits}f}" in page, name

@@ -12,6 +12,7 @@ Only $\Phi^\top\Phi$, $b$ and $y^\top y$ are kept, summed over batches in float6
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ STRIP = 128  # columns of a product of which only the lower half is needed
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factor in float64, with jitter only where it is needed.
+    """Lower Cholesky factor in float64, with jitter only where it is needed, and then with a warning.
 
     The ladder adds 1e-12, 1e-10, … 1e-6 of the mean diagonal until the factorisation succeeds. Duplicated features need
     none, since the prior is in the matrix already.
@@ -40,6 +41,11 @@ def cholesky(matrix: Tensor) -> Tensor:
         damped = matrix if jitter == 0 else matrix + jitter * scale * torch.eye(matrix.shape[-1]).to(matrix)
         factor, info = torch.linalg.cholesky_ex(damped)
         if not info.any():
+            if jitter:
+                warnings.warn(
+                    f"A precision matrix is not positive definite to rounding: {jitter:g} of its mean diagonal was added.",
+                    stacklevel=2,
+                )
             return factor
     raise ValueError(
         "The precision matrix is not positive definite even after jitter of 1e-6. Either the features are not finite, or "

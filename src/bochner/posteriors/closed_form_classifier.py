@@ -190,15 +190,22 @@ class ClosedFormClassifier:
         return average_classes(mean, covariance, samples=self.samples, seed=self.seed)
 
 
+def covariance_factor(covariance: Tensor) -> Tensor:
+    """Lower Cholesky factors in float64 of covariances (..., c, c), which may be singular: what they are rounded by is added."""
+    classes, numbers = covariance.shape[-1], torch.finfo(covariance.dtype)
+    rounding = 4 * classes * numbers.eps * covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].double()
+    eye = torch.eye(classes, dtype=torch.float64, device=covariance.device)
+    return torch.linalg.cholesky(covariance.double() + (rounding + numbers.tiny) * eye)
+
+
 def average_classes(mean: Tensor, covariance: Tensor, *, samples: int, seed: int) -> CategoricalPredictive:
     """Class probabilities averaged over Gaussian outputs with means (n, c) and covariances (n, c, c).
 
     The draws are a scrambled Sobol sequence, the same for every row: the answer for a row does not depend on the rows beside it.
     Each draw serves once for every turn of its entries, so that no class is favoured by chance.
     """
-    mean, covariance = mean.double(), covariance.double()
-    classes = mean.shape[-1]
-    factor = torch.linalg.cholesky(covariance + 1e-12 * torch.eye(classes).to(mean))
+    mean, classes = mean.double(), mean.shape[-1]
+    factor = covariance_factor(covariance)
     points = SobolEngine(classes, scramble=True, seed=seed).draw(math.ceil(samples / classes), dtype=torch.float64)
     normals = torch.special.ndtri(points + 2.0**-31).to(mean)  # half a cell up: the grid of 2^-30 contains 0
     return CategoricalPredictive.from_logits(

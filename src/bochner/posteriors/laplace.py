@@ -46,6 +46,7 @@ from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.loaders import Batches, over_batches
 from bochner.models import Model
+from bochner.posteriors.closed_form_classifier import covariance_factor
 from bochner.posteriors.curvature import Curvature, Diagonal, Full, Kron, normal
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.posteriors.taps import Listener, Tap, likelihood_root, taps, unit_cotangents
@@ -327,8 +328,7 @@ class Laplace:
             mean, variance = self._members(mean), self._members(covariance.diagonal(dim1=-2, dim2=-1))
             return GaussianPredictive(mean, variance, self._noise())
         generator = torch.Generator(mean.device).manual_seed(0) if generator is None else generator
-        jitter = 1e-9 * torch.eye(mean.shape[-1], dtype=torch.float64, device=mean.device)
-        factor = torch.linalg.cholesky(covariance.double() + jitter)
+        factor = covariance_factor(covariance)
         draws = (mean + (factor @ normal((*mean.shape, 1), factor, generator))[..., 0].to(mean) for _ in range(samples))
         return CategoricalPredictive.from_logits(self._members(draw) / temperature for draw in draws)
 

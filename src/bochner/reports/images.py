@@ -154,8 +154,9 @@ def rotation_table(rows: list[Row]) -> str:
 
 def _first_seed(rows: list[Row]) -> list[Row]:
     """Rows of the smallest seed that did not diverge."""
-    seed = min(row["seed"] for row in rows)
-    return [row for row in rows if row["status"] == "ok" and row["seed"] == seed]
+    ended = [row for row in rows if row["status"] == "ok"]
+    seed = min((row["seed"] for row in ended), default=None)
+    return [row for row in ended if row["seed"] == seed]
 
 
 def ood_table(rows: list[Row]) -> str:
