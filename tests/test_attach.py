@@ -156,9 +156,11 @@ def test_the_answer_is_the_networks_own(classes):
     x, y = blobs(500, 2)
     prediction = head.predict(x)
     assert torch.equal(prediction.probabilities.argmax(1), network(x).argmax(1))
-    trust = (1 - head.variance_left(x)) ** head.power
+    trust = head._answer.trust(head.variance_left(x))
+    near = head.variance_left(x) < head._answer.edge
+    torch.testing.assert_close(trust[near], (1 - head.variance_left(x)[near]) ** head.power)
     expected = torch.log_softmax(trust[:, None] * network(x).detach() / head.temperature, 1)
-    torch.testing.assert_close(prediction.log_probabilities, expected)
+    torch.testing.assert_close(prediction.log_probabilities, expected, rtol=0, atol=3e-6)
     assert (prediction.mutual_information >= 0).all()
     own = nn.functional.cross_entropy(network(x), y).item()
     assert -prediction.log_prob(y).mean().item() < own + 0.02
@@ -239,6 +241,66 @@ def test_neither_order_nor_batches_matter(monkeypatch):
     torch.testing.assert_close(
         one.predict(new).probabilities, two.predict(loader(new, y[:200], 33)).probabilities, rtol=0, atol=1e-9
     )
+
+
+@pytest.mark.parametrize("distance", [10, 30, 1000])
+def test_far_away_the_class_is_still_the_networks_own_and_is_not_sure(classes, distance):
+    network, head = classes
+    x, _ = blobs(300, 2)
+    prediction = head.predict(distance * x)
+    assert torch.equal(prediction.probabilities.argmax(1), network(distance * x).argmax(1))
+    assert (head.ood_score(distance * x) > head.threshold).double().mean() > 0.9
+    assert prediction.confidence.mean() < head.predict(x).confidence.mean() - 0.1
+    assert torch.equal(prediction.ood_score, head.ood_score(distance * x))
+
+
+def test_trust_falls_at_least_with_the_variance_beyond_what_known_rows_show():
+    left = torch.linspace(0, 1, 101, dtype=torch.float64)
+    for power in (1 / 16, 2.0):
+        answer = Answer(power, 0.4, 1.0)
+        expected = (1 - left.clamp(max=0.4)) ** power * ((1 - left).clamp(max=0.6) / 0.6) ** max(1, power)
+        torch.testing.assert_close(answer.trust(left), expected)
+        assert (answer.trust(left).diff() <= 0).all()
+
+
+def test_rows_are_told_apart_whatever_dimension_they_lie_along():
+    """A recurrent network that takes (time, rows, numbers), and a second input that belongs to no row."""
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.out = nn.GRU(2, 8), nn.Linear(8, 3)
+
+        def forward(self, x, scale):
+            return self.out(self.cell(x * scale.mean())[0][-1])
+
+    torch.manual_seed(0)
+    x, y = blobs(300)
+    batches = [(x[i : i + 60].float().expand(7, -1, -1), torch.ones(11), y[i : i + 60]) for i in range(0, 300, 60)]
+    head = fit(Recurrent(), batches, batches)
+    assert head._about["rows"] == 300
+    assert len(head._novelty.statistic.known) == 300
+
+
+def test_a_sigmoid_behind_a_named_layer_is_refused():
+    x, y = blobs(100)
+    network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1), nn.Sigmoid()).double()
+    with pytest.raises(ValueError, match="network returns probabilities in batch 0, where logits are needed"):
+        fit(network, loader(x, (y > 0).long()), head="2")
+
+
+def test_a_network_that_squeezes_may_meet_a_batch_of_one_row():
+    class Squeezed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.out = nn.Linear(2, 8), nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.out(torch.tanh(self.body(x))).squeeze()
+
+    x, y = wave(65)
+    head = fit(Squeezed().double(), loader(x, y[:, :1], 16), task="regression")
+    assert head.predict(x[:1]).mean.shape == (1, 1)
 
 
 TWO_PROCESSES = """

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bochner import Categorical, Gaussian, Model, Recipe, StationaryLayer, fit_map
+from bochner import Categorical, Gaussian, Model, Recipe, StationaryLayer, Swag, fit_map
 from bochner.posteriors import taps
 from bochner.posteriors.closed_form import ClosedForm
 from bochner.posteriors.laplace import Laplace
@@ -480,6 +480,52 @@ def test_a_layer_that_computes_its_weight_is_named(generator):
     with pytest.raises(ValueError, match=r"layer extractor.0 computes its weight .*remove_parametrizations"):
         Laplace(model, x, y)
     assert Laplace(model, x, y, structure="last_layer").predict(x).mean.shape == (10, 1)
+
+
+def test_a_row_is_answered_alike_alone_and_among_others():
+    model, (x, y) = classification(width=6), data(25, classes=3)
+    posterior = Laplace(model, x, y)
+    together = posterior.predict(x).probabilities
+    torch.testing.assert_close(torch.cat([posterior.predict(row[None]).probabilities for row in x]), together)
+    torch.testing.assert_close(posterior.predict([x[:4], x[4:]]).probabilities, together)
+
+
+def test_sampled_networks_are_divided_by_the_temperature_too():
+    model, (x, y) = classification(width=6), data(25, classes=3)
+    posterior = Laplace(model, x, y)
+    posterior.temperature = 1e6
+    for prediction in (posterior.predict(x), posterior.predict_samples(x, 5), posterior.predict_samples([x], 5)):
+        torch.testing.assert_close(prediction.probabilities, torch.full((25, 3), 1 / 3).double(), rtol=0, atol=1e-4)
+
+
+def test_whole_numbers_may_be_inputs():
+    torch.manual_seed(0)
+    extractor = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 4)).double()
+    model = Model(StationaryLayer(4, 6, dtype=torch.float64), 2, Categorical(), extractor=extractor)
+    x, y = torch.randint(10, (20, 3)), torch.arange(20) % 2
+    assert Laplace(model, x, y).predict(x).probabilities.shape == (20, 2)
+
+
+@pytest.mark.parametrize("kind", ["samples", "swag", "beside the network"])
+def test_threads_leave_the_network_and_each_other_alone(kind):
+    model, (x, y) = classification(width=6), data(25, classes=3)
+    posterior = Swag(model, x, y, lr=1e-3, epochs=3, rank=2) if kind == "swag" else Laplace(model, x, y)
+    before = {n: v.clone() for n, v in model.state_dict().items()}
+
+    def ask(i):
+        if kind == "beside the network" and i % 2:
+            return model(x).detach()
+        generator = torch.Generator().manual_seed(0)
+        if kind == "samples":
+            return posterior.predict_samples(x, 4, generator=generator).probabilities
+        return posterior.predict(x, generator=generator).probabilities
+
+    alone = [ask(0), ask(1)]
+    with ThreadPoolExecutor(4) as pool:
+        for i, found in enumerate(pool.map(ask, range(24))):
+            torch.testing.assert_close(found, alone[i % 2], rtol=0, atol=0)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
 
 
 def test_threads_may_predict_together():

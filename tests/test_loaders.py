@@ -132,8 +132,16 @@ model = classification()
 options = {"generator": torch.Generator().manual_seed(0)}
 found.append(ClosedFormClassifier(model, share(x, y), **options).predict(x).probabilities.flatten())
 laplace = Laplace(model, share(x, y))
+laplace.tune_prior(share(*data(40, classes=3, seed=5)), multipliers=(0.1, 10.0, 1000.0))
+found.append(torch.tensor([laplace.temperature, *laplace.prior_multipliers]))
 laplace.tune_prior()
 found += [torch.tensor(laplace.prior_multipliers), laplace.predict(x).probabilities.flatten()]
+try:
+    fit_map(model, share(x, y)[: 3 - rank], recipe=Recipe(1))
+except ValueError as error:
+    assert size == 2 and "as many batches in every process" in str(error) and "got 3, 2" in str(error), error
+else:
+    assert size == 1
 torch.save(torch.cat([f.double() for f in found]), f"{path}.{size}.{rank}")
 """
 
@@ -212,6 +220,38 @@ def test_the_older_weight_norm_can_be_copied():
     torch.testing.assert_close(swap_head(network, width=4).extractor(x), network[0](x))
 
 
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_a_network_that_cannot_be_stacked_trains_alone(kind):
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            lstm = kind == "lstm"
+            self.inner = (
+                nn.LSTM(3, 4, batch_first=True) if lstm else nn.TransformerEncoderLayer(3, 1, 4, batch_first=True)
+            )
+
+        def forward(self, x):
+            found = self.inner(x)
+            return (found[0] if kind == "lstm" else found)[:, -1]
+
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 5, 3), torch.arange(40) % 2
+    model = Model(StationaryLayer(4 if kind == "lstm" else 3, 8), 2, Categorical(), extractor=Last())
+    fit = fit_map(model, x, y, Recipe(3, 20, lr=1e-2))
+    assert not fit.diverged.any()
+    assert fit.loss[-1] < fit.loss[0]
+
+
+def test_batch_norm_and_a_last_batch_of_one_row():
+    x, _ = data(33)
+    labels = (x[:, 0] > 0).long()
+    extractor = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
+    model = Model(StationaryLayer(4, 6, dtype=torch.float64), 2, Categorical(), extractor=extractor)
+    swag = Swag(model, x, labels, lr=1e-3, epochs=3, rank=2, batch_size=16)
+    prediction = swag.predict(loader(x, labels, 10), 4)
+    torch.testing.assert_close(prediction.probabilities, swag.predict(x, 4).probabilities, rtol=1e-9, atol=1e-11)
+
+
 # ------------------------------------------------------------------ bad loaders
 
 
@@ -255,6 +295,8 @@ def test_other_bad_arguments():
     posterior = ClosedForm(model, x, y)
     with pytest.raises(ValueError, match="x parameter must be a tensor or a loader, got int instead"):
         posterior.predict(5)
+    with pytest.raises(ValueError, match="x parameter must be a tensor or a loader, got tuple instead"):
+        posterior.predict((x, y))
     with pytest.raises(ValueError, match="x parameter must give at least one batch, got none"):
         posterior.predict([])
     with pytest.raises(ValueError, match="amplitude parameter must be positive and finite, got 0 instead"):

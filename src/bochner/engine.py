@@ -109,11 +109,13 @@ class Part:
 
 
 def stacked(module: nn.Module, numbers: Parameters, *inputs: Tensor) -> Tensor:
-    """A module with stacked numbers (E, ...) on stacked inputs (E, ...)."""
+    """A module with stacked numbers (E, ...) on stacked inputs (E, ...); one network alone may hold what cannot be stacked."""
 
     def single(numbers: Parameters, *inputs: Tensor) -> Tensor:
         return functional_call(module, numbers, inputs)
 
+    if len(next(iter((*numbers.values(), *inputs)))) == 1:
+        return single({n: v[0] for n, v in numbers.items()}, *(x[0] for x in inputs))[None]
     return vmap(single, randomness="error")(numbers, *inputs)
 
 
@@ -375,8 +377,8 @@ class Stack:
                 value.zero_()
             steps = 0
             for rows in source.epoch(epoch):
-                if norms and rows == 1 and not isinstance(source, Minibatches):
-                    continue
+                if norms and rows == 1 and isinstance(source, LoadedBatches) and not source.shared:
+                    continue  # as above: BatchNorm has no statistics of a single row
                 graphs[rows]() if graphs else self._step(rows)
                 steps += 1
             # The last step's update has met no loss yet: its parameters must not become those to fall back on.

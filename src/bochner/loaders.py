@@ -128,10 +128,27 @@ class Batches:
         """Number of rows, of all processes together; those of a loader are counted by going through it."""
         if self.y is not None:
             return len(self.x)
-        rows = torch.tensor(
-            float(sum(len(x) for x, _ in self)), dtype=torch.float64, device=self.model.layer.weight.device
-        )
-        return int(self.over_processes(rows))
+        sizes = [len(x) for x, _ in self]
+        if self.shared:
+            everyone: list[Any] = [None] * workers()
+            torch.distributed.all_gather_object(everyone, sizes)
+            if len({len(own) for own in everyone}) > 1:
+                raise ValueError(
+                    "The loaders must give as many batches in every process, or processes would wait for each other; got "
+                    f"{', '.join(str(len(own)) for own in everyone)}. DistributedSampler sees to that."
+                )
+            sizes = [size for own in everyone for size in own]
+        return sum(sizes)
+
+    def of_all_processes(self) -> list[tuple[Tensor, Tensor]]:
+        """The pairs of all processes: for a few hundred rows that everyone needs."""
+        own = list(self)
+        if not self.shared:
+            return own
+        everyone: list[Any] = [None] * workers()
+        torch.distributed.all_gather_object(everyone, [(x.cpu(), y.cpu()) for x, y in own])
+        device = self.model.layer.weight.device
+        return [(x.to(device), y.to(device)) for pairs in everyone for x, y in pairs]
 
     def over_processes(self, total: Tensor) -> Tensor:
         """The sum of what every process has summed over its own rows."""
@@ -155,8 +172,8 @@ def over_batches(predict: Callable[..., Answer]) -> Callable[..., Answer]:
     @functools.wraps(predict)
     def wrapper(self: Any, x: Any, *args: Any, **options: Any) -> Answer:
         if isinstance(x, Tensor):
-            return predict(self, x, *args, **options)
-        if not isinstance(x, Iterable):
+            return predict(self, as_model_takes(x, self.model.layer.weight), *args, **options)
+        if not isinstance(x, Iterable) or isinstance(x, tuple):
             raise ValueError(f"The x parameter must be a tensor or a loader, got {type(x).__name__} instead.")
         like, parts = self.model.layer.weight, []
         for number, batch in enumerate(x):

@@ -57,6 +57,7 @@ class GaussianPredictive(Predictive):
         noise: Noise standard deviation s, a scalar or of shape (...); or one for each output, (..., c).
         samples: Draws of f, (S, ..., n, c), where the posterior is a mixture over them; None where f is Gaussian.
         sample_noise: Noise of every draw, (S,), where the noise is drawn too; ``noise`` is then their root mean square.
+        novelty: How strange each input is, (..., n), where the posterior has a score of its own.
     """
 
     mean: Tensor
@@ -64,6 +65,7 @@ class GaussianPredictive(Predictive):
     noise: Tensor
     samples: Tensor | None = None
     sample_noise: Tensor | None = None
+    novelty: Tensor | None = None
 
     @classmethod
     def from_samples(cls, samples: Tensor, noise: Tensor) -> "GaussianPredictive":
@@ -120,8 +122,8 @@ class GaussianPredictive(Predictive):
 
     @property
     def ood_score(self) -> Tensor:
-        """The variance of f."""
-        return self.marginal_variance
+        """The posterior's own score where it has one, else the variance of f."""
+        return self.marginal_variance if self.novelty is None else self.novelty
 
     def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Central interval for y under a Gaussian of the same mean and variance, each (..., n, c)."""
@@ -174,11 +176,13 @@ class CategoricalPredictive(Predictive):
         log_probabilities: Logarithm of the mean probabilities, (..., n, c); finite where the probabilities underflow.
         probability_variance: Their variance over the posterior, (..., n, c).
         expected_entropy: Mean over the posterior of the entropy: the aleatoric part, (..., n).
+        novelty: How strange each input is, (..., n), where the posterior has a score of its own.
     """
 
     log_probabilities: Tensor
     probability_variance: Tensor
     expected_entropy: Tensor
+    novelty: Tensor | None = None
 
     @classmethod
     def from_logits(cls, logits: Iterable[Tensor]) -> "CategoricalPredictive":
@@ -236,5 +240,5 @@ class CategoricalPredictive(Predictive):
 
     @property
     def ood_score(self) -> Tensor:
-        """The predictive entropy."""
-        return self.entropy
+        """The posterior's own score where it has one, else the predictive entropy."""
+        return self.entropy if self.novelty is None else self.novelty

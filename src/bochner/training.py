@@ -194,8 +194,10 @@ def fit_map(
     rates = _rates(recipe, num)
     batches = Batches(models[0], x, y, size=recipe.batch_size)
     source = _source(batches, rows, seeds, num)
-    if num_data is None:
-        num_data = batches.count() if isinstance(source, LoadedBatches) else source.rows.shape[1]
+    if isinstance(source, LoadedBatches):
+        num_data = batches.count() if num_data is None or source.shared else num_data
+    elif num_data is None:
+        num_data = source.rows.shape[1]
     example = next(iter(batches))[0][:1]
     with tf32(recipe.tf32 and device.type == "cuda"), seeded_dropout([m.extractor for m in models], example):
         stack = Stack(models, recipe, rates.to(device), _own_seeds(seeds, source.shared), num_data)

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from bochner.predictive import (
 
 POWERS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # γ that are tried
 TEMPERATURE_SPREAD = 0.5  # prior standard deviation of log t: most networks are within a factor of two of it
+TIE = 1e-6  # size of the outputs of a row of which nothing is known: no more than their order
 USUAL_POWER = 0.5  # γ without held-out rows
 
 
@@ -28,8 +29,12 @@ USUAL_POWER = 0.5  # γ without held-out rows
 class Answer:
     """From outputs of the network and the variance left to a predictive distribution.
 
+    Where rows lie beyond nearly all known ones, these cannot say how far outputs are to be trusted. From there on trust falls at
+    least in proportion to 1 − v, whatever γ is.
+
     Attributes:
         power: γ.
+        edge: Variance left that all but one known row in a hundred have at most.
         temperature: t, for classes: what outputs are divided by.
         noise: Standard deviation of the noise, (c,), for regression.
         centre: Mean of the targets, (c,), for regression.
@@ -38,6 +43,7 @@ class Answer:
     """
 
     power: float
+    edge: float
     temperature: float | None = None
     noise: Tensor | None = None
     centre: Tensor | None = None
@@ -52,7 +58,8 @@ class Answer:
         then the usual one, and the temperature that which leaves outputs as large as they were on average.
         """
         if seen and classes:
-            return cls(USUAL_POWER, float(((1 - left) ** USUAL_POWER).mean()))
+            usual = cls(USUAL_POWER, edge_of(left))
+            return replace(usual, temperature=float(usual.trust(left).mean()))
         if seen:
             return _fit_power(USUAL_POWER, known, left, targets, classes)[0]
         tried = [_fit_power(power, known, left, targets, classes) for power in POWERS]
@@ -62,12 +69,19 @@ class Answer:
         chosen.score = float(logs[largest].mean())
         return chosen
 
+    def trust(self, left: Tensor) -> Tensor:
+        """What outputs are multiplied by, (n,)."""
+        within, beyond = left.clamp(max=self.edge), ((1 - left) / (1 - self.edge)).clamp(max=1.0)
+        return (1 - within) ** self.power * beyond ** max(1.0, self.power)
+
     def __call__(self, outputs: Tensor, left: Tensor) -> Predictive:
         """The predictive distribution of rows."""
-        trust = ((1 - left).clamp(min=0) ** self.power)[:, None]
+        trust = self.trust(left)[:, None]
         if self.temperature is not None:
             own = torch.log_softmax(outputs / self.temperature, 1)
-            logs = torch.log_softmax(trust * outputs / self.temperature, 1)
+            # However far a row is, the most probable class stays the network's own.
+            order = outputs / outputs.abs().amax(1, keepdim=True).clamp(min=1e-300)
+            logs = torch.log_softmax(trust * outputs / self.temperature + TIE * order, 1)
             entropy = -(own.exp() * own).sum(1)
             return CategoricalPredictive(logs, (logs.exp() - own.exp()).square(), entropy)
         assert self.noise is not None and self.centre is not None and self.spread is not None  # noqa: PT018
@@ -78,7 +92,7 @@ class Answer:
         """What describes it."""
         numbers = {"noise": self.noise, "centre": self.centre, "spread": self.spread}
         found: dict[str, Any] = {k: None if v is None else v.tolist() for k, v in numbers.items()}
-        return found | {"power": self.power, "temperature": self.temperature}
+        return found | {"power": self.power, "edge": self.edge, "temperature": self.temperature}
 
     @classmethod
     def from_json(cls, content: dict[str, Any], device: torch.device) -> "Answer":
@@ -88,20 +102,25 @@ class Answer:
         tensors = {k: torch.tensor(v, dtype=torch.float64, device=device) for k, v in values.items()}
         temperature = None if content["temperature"] is None else float(content["temperature"])
         finite = all(bool(torch.isfinite(t).all()) for t in tensors.values())
-        if not finite or not float(content["power"]) > 0 or (temperature is None) != (len(tensors) == 3):
+        power, edge = float(content["power"]), float(content["edge"])
+        right = finite and 0 < power < math.inf and 0 <= edge < 1 and (temperature is None) == (len(tensors) == 3)
+        if not right or (temperature is not None and not 0 < temperature < math.inf):
             raise ValueError("numbers of the answer")
-        return cls(
-            float(content["power"]), temperature, tensors.get("noise"), tensors.get("centre"), tensors.get("spread")
-        )
+        return cls(power, edge, temperature, tensors.get("noise"), tensors.get("centre"), tensors.get("spread"))
+
+
+def edge_of(left: Tensor) -> float:
+    """Variance left that all but one row in a hundred have at most."""
+    return min(float(left.quantile(0.99)), 1 - 1e-6)
 
 
 def _fit_power(power: float, known: HeadRows, left: Tensor, targets: Tensor, classes: bool) -> tuple[Answer, Tensor]:
     """The answer with a given power whose temperature or noise suits known rows, and their log probabilities."""
-    outputs = known.outputs.double()
+    outputs, edge = known.outputs.double(), edge_of(left)
     if classes:
 
         def at(value: float) -> Answer:
-            return Answer(power, math.exp(value))
+            return Answer(power, edge, math.exp(value))
 
         def loss(value: float) -> float:
             # Few rows, all of them right, would ask for any temperature.
@@ -111,7 +130,7 @@ def _fit_power(power: float, known: HeadRows, left: Tensor, targets: Tensor, cla
         best = _minimum(loss, -4.0, 4.0)
         return at(best), at(best)(outputs, left).log_prob(known.targets)
     centre, spread = targets.mean(0), targets.std(0)
-    prediction = Answer(power, None, spread, centre, spread)(outputs, left)
+    prediction = Answer(power, edge, None, spread, centre, spread)(outputs, left)
     assert isinstance(prediction, GaussianPredictive)
     noise = []
     for column in range(outputs.shape[1]):
@@ -131,7 +150,7 @@ def _fit_power(power: float, known: HeadRows, left: Tensor, targets: Tensor, cla
             return -float(normal_log_density(truth, mean, (variance + (unit * math.exp(value)) ** 2).sqrt()).mean())
 
         noise.append(unit * math.exp(_minimum(noise_loss, -12.0, 2.0)))
-    found = Answer(power, None, torch.tensor(noise, dtype=torch.float64, device=outputs.device), centre, spread)
+    found = Answer(power, edge, None, torch.tensor(noise, dtype=torch.float64, device=outputs.device), centre, spread)
     return found, found(outputs, left).log_prob(known.targets)
 
 

@@ -103,6 +103,8 @@ class Tapped:
     def __call__(self, batch: Inputs) -> tuple[Tensor, Tensor]:
         """Features, (n, d), and outputs of a batch."""
         outputs, features = self._run(batch), self._seen.features
+        if features is not None and features.ndim == 2 and outputs.numel() == len(features):
+            outputs = outputs.reshape(len(features), -1)  # a network that squeezes loses the rows of a batch of one
         self._seen.features = self._seen.output = None  # nothing is kept of a batch
         if features is None:
             raise ValueError(f"The layer {self.name!r} was not used when the network was run; name another in head=.")
@@ -210,17 +212,24 @@ class Reader:
         shown = track(loader, what, total=length, console=Console(stderr=True), transient=True, disable=not progress)
         for number, batch in enumerate(shown):
             inputs, targets = split_batch(batch)[0], targets_of(batch).to(self.tapped.device)
-            features, outputs = self.tapped(inputs)
-            outputs = as_outputs(outputs, self.classes)
+            features, raw = self.tapped(inputs)
+            self._check_logits(raw, number)
+            outputs = as_outputs(raw, self.classes)
             if len(targets) != len(outputs):
                 raise ValueError(f"Batch {number} has {len(targets)} targets for {len(outputs)} rows.")
             if not bool(torch.isfinite(features).all()) or not bool(torch.isfinite(outputs).all()):
                 raise ValueError(f"Batch {number} gives features or outputs that are not finite; are its inputs?")
-            if self.classes and _are_probabilities(outputs):
-                raise ValueError(
-                    "The network returns probabilities, where logits are needed: take the softmax or sigmoid at its end away."
-                )
-            yield HeadRows(features, outputs, self._checked(targets, outputs, number), _keys(inputs), len(outputs))
+            yield HeadRows(
+                features, outputs, self._checked(targets, outputs, number), _keys(inputs, features), len(outputs)
+            )
+
+    def _check_logits(self, outputs: Tensor, number: int) -> None:
+        """Refuses probabilities: rows that sum to one, or single outputs that all lie between 0 and 1."""
+        if self.classes and _are_probabilities(outputs):
+            raise ValueError(
+                f"The network returns probabilities in batch {number}, where logits are needed: take the softmax or sigmoid at "
+                "its end away."
+            )
 
     def _checked(self, targets: Tensor, outputs: Tensor, number: int) -> Tensor:
         if not self.classes:
@@ -249,7 +258,10 @@ class Reader:
 
 
 def _are_probabilities(outputs: Tensor) -> bool:
-    """Whether all rows are positive and sum to one: then they come from a softmax."""
+    """Whether all rows are positive and sum to one, or hold one number from 0 to 1: then they come from a softmax or sigmoid."""
+    outputs = outputs.reshape(len(outputs), -1)
+    if outputs.shape[1] == 1:  # twenty logits that all lie there would be a strange network
+        return len(outputs) >= 20 and bool(((outputs >= 0) & (outputs <= 1)).all())
     sums = outputs.double().sum(1)
     return len(outputs) > 1 and bool((outputs >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all())
 
@@ -262,9 +274,13 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def _keys(inputs: Inputs) -> Tensor:
-    """A pseudo-random number for every row that depends on its values alone: whatever the order of rows, or who reads them."""
-    tensors = [value for value in (*inputs[0], *inputs[1].values()) if isinstance(value, Tensor)]
+def _keys(inputs: Inputs, features: Tensor) -> Tensor:
+    """A pseudo-random number for every row that depends on its values alone: whatever the order of rows, or who reads them.
+
+    Inputs whose first dimension is not that of rows say nothing of a single row; where there are no others, features speak.
+    """
+    values = [value for value in (*inputs[0], *inputs[1].values()) if isinstance(value, Tensor) and value.ndim > 0]
+    tensors = [value for value in values if len(value) == len(features)] or [features]
     generator = torch.Generator().manual_seed(0)
     key = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
     for x in tensors:

@@ -1,16 +1,18 @@
 r"""A network that somebody has trained already, made to know what it does not know.
 
-The answer stays the network's own: with features $h$ before its last layer and outputs $z(x)$ it is never less accurate than it
+The answer stays the network's own: with features $h$ before its last layer and outputs $z(x)$ the most probable class is the one it
 was. What a stationary prior adds is how far that answer can be trusted. Let $v(x)$ be the share of the prior variance that the
 training rows leave at a row, under a stationary Gaussian process on the features (a head of infinite width, at anchors; see
 :mod:`bochner.estimators.kernel_features`): 0 at a row seen many times, 1 far from all. Then
 
-$$ p(y \mid x) = \operatorname{softmax}\bigl((1 - v)^\gamma z(x) / t\bigr), \qquad
-   y \mid x \sim \mathrm{N}\bigl(\bar y + (1 - v)^\gamma (z(x) - \bar y),\; s_y^2 (1 - (1 - v)^{2\gamma}) + s^2\bigr) $$
+$$ p(y \mid x) = \operatorname{softmax}\bigl(r(v)\, z(x) / t\bigr), \qquad
+   y \mid x \sim \mathrm{N}\bigl(\bar y + r(v) (z(x) - \bar y),\; s_y^2 (1 - r(v)^2) + s^2\bigr), \qquad r(v) = (1 - v)^\gamma $$
 
 for classes and for numbers: the network's answer where rows were seen, all classes alike or the spread of all targets where none
 were. Temperature t or noise s are those under which rows are most probable that the head has not learnt from, and $\gamma$ is the
 largest power that they do not speak against by more than a standard error. The kernel and its lengthscale are chosen by them too.
+Beyond the variance $v_1$ that one known row in a hundred exceeds, these rows cannot speak: there r falls in proportion to
+$1 - v$, as the process itself would have it, or faster where $\gamma > 1$.
 
 For classes nearness is that of the features' *directions*, with the logarithm of their length as one more coordinate: a network
 trained with a softmax tells classes apart by direction, and images unlike all others tend to have short features. So what is far
@@ -25,6 +27,7 @@ ninetieth percentile shares follow an exponential tail, so that strange rows sti
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,11 +149,13 @@ class StationaryHead:
         the data is the mutual information.
         """
         outputs, left = self._outputs_and_left(x)
-        return self._answer(outputs, left)
+        return replace(self._answer(outputs, left), novelty=self._score(outputs, left))  # pyright: ignore[reportArgumentType]
 
     def ood_score(self, x: Any) -> Tensor:
         """Share of known rows that look less strange than each row, (n,): near 1 for rows like nothing seen."""
-        outputs, left = self._outputs_and_left(x)
+        return self._score(*self._outputs_and_left(x))
+
+    def _score(self, outputs: Tensor, left: Tensor) -> Tensor:
         return self._novelty(cues_of(left, outputs, self._about["classes"]))
 
     def variance_left(self, x: Any) -> Tensor:

@@ -60,7 +60,7 @@ class ClosedFormClassifier:
         steps: Most iterations of L-BFGS.
         full_limit: Largest K·c with a joint precision matrix.
         chunk: Rows that are processed at a time.
-        generator: Source of the draws.
+        generator: Source of the draws; the same ones every time by default.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ClosedFormClassifier:
             raise ValueError("ClosedFormClassifier needs a Categorical likelihood; for regression use ClosedForm.")
         self.batches = Batches(model, x, y, size=chunk)
         self.model, self.samples = model, samples
-        self.seed = int(torch.randint(2**31, (), generator=generator, device=generator.device if generator else None))
+        self.seed = seed_of(generator)
         self.classes = model.output.out_features
         with torch.no_grad():
             prior = prior_precision(model)
@@ -188,6 +188,11 @@ class ClosedFormClassifier:
             torch.cat(parts) for parts in zip(*(self.logit_moments(xb) for xb in x.split(chunk)), strict=True)
         )
         return average_classes(mean, covariance, samples=self.samples, seed=self.seed)
+
+
+def seed_of(generator: torch.Generator | None) -> int:
+    """A seed drawn from the generator; without one it is always the same, and so in every process."""
+    return 0 if generator is None else int(torch.randint(2**31, (), generator=generator, device=generator.device))
 
 
 def covariance_factor(covariance: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ class Kron(Curvature):
         if self.damping != "exact":
             raise ValueError("The prior can be chosen under damping='exact' alone: 'pi' mixes it with the factors.")
         pairs = zip(state, multipliers, strict=True)
-        return [(u_b, u_a, (v.reciprocal() - 1 + m).reciprocal()) for (u_b, u_a, v), m in pairs]
+        return [(u_b, u_a, ((v.reciprocal() - 1).clamp(min=0) + m).reciprocal()) for (u_b, u_a, v), m in pairs]
 
     def log_volume(self, state: list[Any], multipliers: Sequence[float]) -> Tensor:
         """−½ Σ log(v m), with v the variance of a pair in units of the prior at multiplier 1."""

@@ -31,10 +31,12 @@ A list of networks of one shape is treated as one stack: every array then has a 
 the members.
 """
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
@@ -46,17 +48,16 @@ from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.loaders import Batches, over_batches
 from bochner.models import Model
-from bochner.posteriors.closed_form_classifier import covariance_factor
-from bochner.posteriors.curvature import Curvature, Diagonal, Full, Kron, normal
+from bochner.posteriors.closed_form_classifier import average_classes, seed_of
+from bochner.posteriors.curvature import Curvature, Diagonal, Full, Kron
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.posteriors.taps import Listener, Tap, likelihood_root, taps, unit_cotangents
-from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive, not_spoken_against
+from bochner.predictive import GaussianPredictive, Predictive, not_spoken_against
 from bochner.validation import as_stack, check_data
 
 CHUNK = 256  # held-out rows that are processed at a time
-TEMPERATURE_SPREAD = (
-    0.5  # prior standard deviation of the log temperature: most networks are within a factor of two of 1
-)
+SEARCH_DRAWS = 32  # of the outputs of a held-out row, for each prior and temperature that is tried
+TEMPERATURE_SPREAD = 0.5  # prior standard deviation of the log temperature: most networks are within a factor of two
 MULTIPLIERS = tuple(10.0 ** (k / 2) for k in range(-4, 13))  # of the prior precision that are tried: 0.01 to a million
 
 
@@ -101,7 +102,7 @@ class Laplace:
                 )
         models = as_stack(model)
         self.single = isinstance(model, Model)
-        self.model = models[0]
+        self.model = copy.deepcopy(models[0])  # whose hooks and parameters nobody else uses
         self.own_data = y is not None and y.ndim == (3 if isinstance(self.model.likelihood, Gaussian) else 2)
         for member in models:
             member.eval()
@@ -145,10 +146,9 @@ class Laplace:
 
     def set_prior(self, multipliers: float | Sequence[float]) -> None:
         """Makes the prior precision of covered weights that many times what it was: one factor, or one for each layer."""
-        every: list[float] = (
-            [multipliers] * len(self.layers) if isinstance(multipliers, int | float) else [*multipliers]
-        )
-        if len(every) != len(self.layers) or not all(isinstance(m, int | float) and 0 < m < math.inf for m in every):
+        every: list[float] = np.asarray(multipliers, dtype=float).reshape(-1).tolist()
+        every = every * len(self.layers) if len(every) == 1 else every
+        if len(every) != len(self.layers) or not all(0 < m < math.inf for m in every):
             raise ValueError(
                 f"The multipliers parameter must be one positive, finite number or {len(self.layers)}, got {multipliers!r} instead."
             )
@@ -198,7 +198,7 @@ class Laplace:
         if x is None:
             self._tune_by_evidence(tried, per_layer)
         else:
-            self._tune_by_rows(list(Batches(self.model, x, y, size=CHUNK)), tried, per_layer)
+            self._tune_by_rows(Batches(self.model, x, y, size=CHUNK).of_all_processes(), tried, per_layer)
         return self.prior_multipliers
 
     def _tune_by_evidence(self, tried: list[float], per_layer: bool) -> None:
@@ -236,7 +236,10 @@ class Laplace:
         """Log probability of rows, and for classes the temperature under which they are most probable."""
 
         def logs(temperature: float) -> Tensor:
-            parts = [self._from_moments(*own, temperature=temperature).log_prob(y) for own, y in moments]
+            parts = [
+                self._from_moments(*own, temperature=temperature, samples=SEARCH_DRAWS).log_prob(y)
+                for own, y in moments
+            ]
             return torch.cat([part.double().reshape(-1, part.shape[-1]).mean(0) for part in parts])
 
         if isinstance(self.model.likelihood, Gaussian):
@@ -260,6 +263,7 @@ class Laplace:
             drawn |= tap.parameters(weights + deviation.to(weights))
         return drawn
 
+    @over_batches
     @torch.no_grad()
     def predict_samples(
         self, x: Tensor, num: int = 50, *, group: int = 10, generator: torch.Generator | None = None
@@ -271,7 +275,7 @@ class Laplace:
         def outputs() -> Iterator[Tensor]:
             for start in range(0, num, group):
                 drawn = self.sample_weights(min(group, num - start), generator=generator)
-                yield from drawn_outputs(self.model, drawn, fixed, x)
+                yield from drawn_outputs(self.model, drawn, fixed, x) / self.temperature
 
         return self._predictive(outputs())
 
@@ -327,10 +331,8 @@ class Laplace:
         if isinstance(self.model.likelihood, Gaussian):
             mean, variance = self._members(mean), self._members(covariance.diagonal(dim1=-2, dim2=-1))
             return GaussianPredictive(mean, variance, self._noise())
-        generator = torch.Generator(mean.device).manual_seed(0) if generator is None else generator
-        factor = covariance_factor(covariance)
-        draws = (mean + (factor @ normal((*mean.shape, 1), factor, generator))[..., 0].to(mean) for _ in range(samples))
-        return CategoricalPredictive.from_logits(self._members(draw) / temperature for draw in draws)
+        mean, covariance = self._members(mean) / temperature, self._members(covariance) / temperature**2
+        return average_classes(mean, covariance, samples=samples, seed=seed_of(generator))
 
     def _members(self, value: Tensor) -> Tensor:
         """Drops the stack's dimension for a single network."""

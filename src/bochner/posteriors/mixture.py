@@ -1,5 +1,6 @@
 """Predictions that average a network, or a stack of them, over draws of its parameters."""
 
+import threading
 from collections.abc import Iterable
 
 import torch
@@ -11,6 +12,7 @@ from bochner.models import Model
 from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 
 Parameters = dict[str, Tensor]
+EXCHANGED = threading.Lock()  # while a module computes with other parameters than its own: one thread at a time
 
 
 @torch.no_grad()
@@ -24,7 +26,8 @@ def drawn_outputs(model: Model, drawn: Parameters, fixed: Parameters, x: Tensor,
         return functional_call(model, drawn | fixed, (x,))
 
     members = vmap(single, in_dims=(0, 0, 0 if own else None))
-    return vmap(members, in_dims=(0, None, None))(drawn, fixed, x)
+    with EXCHANGED:
+        return vmap(members, in_dims=(0, None, None))(drawn, fixed, x)
 
 
 def mixture(model: Model, outputs: Iterable[Tensor], noise: Tensor | None) -> Predictive:

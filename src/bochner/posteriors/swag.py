@@ -8,6 +8,7 @@ $$ \theta = \bar\theta + \tfrac{1}{\sqrt2}\,\sigma \odot z_1 + \tfrac{1}{\sqrt{2
 The lengthscale, the amplitude and the noise stay at their MAP estimates.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +20,8 @@ from torch.func import functional_call, stack_module_state, vmap
 from bochner.likelihoods import Gaussian
 from bochner.loaders import Batches, over_batches, workers
 from bochner.models import Model
-from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
+from bochner.posteriors.closed_form_classifier import seed_of
+from bochner.posteriors.mixture import EXCHANGED, Parameters, drawn_outputs, mixture
 from bochner.predictive import Predictive
 from bochner.training import Recipe, fit_map, sgd
 from bochner.validation import as_list
@@ -98,6 +100,7 @@ class Swag:
         parameters, self.buffers = stack_module_state(models)  # pyright: ignore[reportArgumentType]
         self.fixed = {n: p.detach() for n, p in parameters.items() if n not in self.mean}
         self._put_mean(models)
+        self.model = copy.deepcopy(self.model).eval()  # whose parameters nobody else exchanges
 
     def _collect(self, parameters: Parameters) -> None:
         """Updates mean, scatter and deviations with one snapshot, each (E, ...)."""
@@ -138,9 +141,8 @@ class Swag:
             drawn[name] += torch.einsum("sem,me...->se...", along, columns)
         return drawn
 
-    @over_batches
     def predict(
-        self, x: Tensor, num: int = 30, *, group: int = 10, own: bool = False, generator: torch.Generator | None = None
+        self, x: Any, num: int = 30, *, group: int = 10, own: bool = False, generator: torch.Generator | None = None
     ) -> Predictive:
         """Averages the network over draws. BatchNorm statistics of each draw come from the training data, never from x.
 
@@ -149,16 +151,20 @@ class Swag:
             num: Number of draws.
             group: Draws that are computed at a time, fewer where rows and networks are many.
             own: Whether each network of the stack has its own inputs.
-            generator: Source of randomness.
+            generator: Source of randomness; the same draws every time by default.
         """
+        rows = x.shape[1 if own else 0] if isinstance(x, Tensor) else 1
         # Two million rows of a thousand units are 8 GiB.
-        group = max(1, min(group, 2_000_000 // (self.members * x.shape[1 if own else 0])))
+        group = max(1, min(group, 2_000_000 // (self.members * rows)))
+        return self._predict(x, Draws(self, num, group, seed_of(generator)), own)
+
+    @over_batches
+    def _predict(self, x: Tensor, draws: "Draws", own: bool) -> Predictive:
+        """The prediction with draws that are the same for every batch of a loader."""
 
         def outputs() -> Iterator[Tensor]:
-            for start in range(0, num, group):
-                drawn = self.sample_weights(min(group, num - start), generator=generator)
-                statistics = self._batch_norm(drawn)
-                f = drawn_outputs(self.model.eval(), drawn | statistics, self.fixed | self.buffers, x, own=own)
+            for drawn in draws:
+                f = drawn_outputs(self.model, drawn, self.fixed | self.buffers, x, own=own)
                 yield from (f[:, 0] if self.single else f)
 
         noise = self.fixed["likelihood.log_noise"].exp() if isinstance(self.model.likelihood, Gaussian) else None
@@ -182,21 +188,26 @@ class Swag:
             f = functional_call(self.model, drawn | statistics | fixed, (x,))
             return f, statistics
 
-        self.model.train()
-        momenta = [m.momentum for _, m in norms]
-        try:
-            for i, x in enumerate(self._inputs()):
-                for _, module in norms:
-                    module.momentum = 1 / (i + 1)  # makes the running value a plain average over batches
-                fixed = self.fixed | {n: b.clone() for n, b in counters.items()}
-                inner = vmap(single, randomness="different")
-                _, statistics = vmap(inner, in_dims=(0, 0, None, None), randomness="different")(
-                    drawn, statistics, fixed, x
-                )
-        finally:
-            for (_, module), momentum in zip(norms, momenta, strict=True):
-                module.momentum = momentum
-            self.model.eval()
+        with EXCHANGED:
+            self.model.train()
+            momenta = [m.momentum for _, m in norms]
+            seen = 0
+            try:
+                for x in self._inputs():
+                    if x.shape[1] == 1:
+                        continue  # BatchNorm has no statistics of a single row
+                    seen += x.shape[1]
+                    for _, module in norms:
+                        module.momentum = x.shape[1] / seen  # makes the running value an average over all rows
+                    fixed = self.fixed | {n: b.clone() for n, b in counters.items()}
+                    inner = vmap(single, randomness="different")
+                    _, statistics = vmap(inner, in_dims=(0, 0, None, None), randomness="different")(
+                        drawn, statistics, fixed, x
+                    )
+            finally:
+                for (_, module), momentum in zip(norms, momenta, strict=True):
+                    module.momentum = momentum
+                self.model.eval()
         if self.batches.shared:  # every process has seen rows of its own
             for value in statistics.values():
                 self.batches.over_processes(value).div_(workers())
@@ -208,6 +219,29 @@ class Swag:
             yield from (self.batches.x[index] for index in self.rows.split(self.batches.size, dim=1))
             return
         yield from (x.expand(self.members, *x.shape) for x, _ in self.batches)
+
+
+class Draws:
+    """Groups of weights drawn from a posterior, with BatchNorm statistics of their own: the same ones every time.
+
+    Weights are drawn again, for many of them would not fit into memory; the statistics, which take a pass over the training data,
+    are kept.
+    """
+
+    def __init__(self, swag: Swag, num: int, group: int, seed: int) -> None:
+        self.swag, self.seed = swag, seed
+        self.sizes = [min(group, num - start) for start in range(0, num, group)]
+        self.statistics: list[Parameters] = []
+
+    def __iter__(self) -> Iterator[Parameters]:
+        """Parameters and statistics of a group, each (group, E, ...)."""
+        device = next(iter(self.swag.mean.values())).device
+        generator = torch.Generator(device).manual_seed(self.seed)
+        for number, size in enumerate(self.sizes):
+            drawn = self.swag.sample_weights(size, generator=generator)
+            if number == len(self.statistics):
+                self.statistics.append(self.swag._batch_norm(drawn))
+            yield drawn | self.statistics[number]
 
 
 def tune_learning_rate(

@@ -1,7 +1,6 @@
 """Where a network's layers are listened to: their inputs, and the gradients in their pre-activations."""
 
 import math
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +13,8 @@ from bochner.activations import link
 from bochner.layers import OutputLayer, StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
-from bochner.posteriors.mixture import Parameters
+from bochner.posteriors.mixture import EXCHANGED, Parameters
 from bochner.spectra import Matern
-
-LISTENING = threading.Lock()  # hooks and exchanged parameters belong to the module: one thread at a time
 
 
 @dataclass(frozen=True)
@@ -192,8 +189,9 @@ class Listener:
 
         ``weigh(parameters, f)`` gives the cotangents (c, n, out) that are pulled back.
         """
-        nudges = [x.new_zeros(len(x), *shape) for shape in self.shapes]
-        with LISTENING:
+        like = self.model.layer.weight  # inputs may be integers
+        nudges = [like.new_zeros(len(x), *shape) for shape in self.shapes]
+        with EXCHANGED:
             f, pullback, rows = vjp(lambda n: self._forward(parameters, x, n), nudges, has_aux=True)  # pyright: ignore[reportAssignmentType]
         (grads,) = vmap(pullback)(weigh(parameters, f))
         return f, rows, [vmap(tap.gradients)(g) for tap, g in zip(self.layers, grads, strict=True)]
