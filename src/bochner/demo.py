@@ -124,15 +124,14 @@ def picture(areas: dict[str, Area], x: np.ndarray, labels: np.ndarray) -> Figure
     side = np.linspace(-FAR, FAR, 80)
     grid = np.stack(np.meshgrid(side, side), -1).reshape(-1, 2)
     distances = np.linspace(0, REACH, 41)
-    shown = None
     for axes, (name, area), colour in zip(maps, areas.items(), ("#b5513f", "#3f51b5"), strict=True):
         sure = area(grid).max(1).reshape(80, 80)
         extent = (-FAR, FAR, -FAR, FAR)
-        shown = axes.imshow(sure, origin="lower", extent=extent, cmap="viridis", vmin=0.5, vmax=1)
+        axes.imshow(sure, origin="lower", extent=extent, cmap="viridis", vmin=0.5, vmax=1)
         axes.scatter(*x.T, c=labels, cmap="gray", s=4, edgecolors="black", linewidths=0.3)
         axes.set(title=f"{name}: sure of its class", xticks=[-10, 0, 10], yticks=[-10, 0, 10])
         curve.plot(distances, [area(ring(d)).max(1).mean() for d in distances], label=name, color=colour)
-    figure.colorbar(shown, ax=maps, label="confidence")
+    figure.colorbar(maps[0].images[0], ax=maps, label="confidence")
     curve.axvspan(0, 2, color="#00000018", linewidth=0)
     curve.text(0.2, 0.46, "data", fontsize=8)
     curve.axhline(0.5, color="grey", linewidth=0.8, linestyle=":")
