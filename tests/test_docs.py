@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -168,6 +169,16 @@ def test_formulas_are_mathml(site):
         assert '<math xmlns="http://www.w3.org/1998/Math/MathML"' in (site[0] / name).read_text(), name
 
 
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium is installed")
+def test_the_site_can_be_searched_from_a_folder(site, tmp_path):
+    """Without a server a browser starts no worker; assets/worker.js stands in. The console stays clean."""
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    command += ["--enable-logging=stderr", "--virtual-time-budget=15000", f"file://{site[0]}/index.html?q=lengthscale"]
+    end = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert re.search(r"\d+ matching documents", end.stdout)
+    assert "CONSOLE" not in end.stderr
+
+
 def test_the_gallery_shows_every_example(site):
     page = (site[0] / "gallery.html").read_text()
     for name in EXAMPLES:
@@ -243,6 +254,8 @@ def test_numbers_of_the_results_page_are_those_of_its_rows():
     }
     assert len(cells) == 64
     assert counts["nlpd"] == [60, 60]
+    front = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{counts['nlpd'][0]} of {len(cells)} cells are within two standard errors of its mean" in front
     assert "NLPD 60 of 64 cells within two standard errors of the paper's mean and as many within one of its" in page
     assert f"RMSE {counts['rmse'][0]} and {counts['rmse'][1]}." in page
     differences, seconds = {}, {}
