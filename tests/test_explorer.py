@@ -1,5 +1,6 @@
 """The prior explorer of the documentation: its mathematics against the library by node, its controls in a browser."""
 
+import html
 import json
 import re
 import shutil
@@ -131,7 +132,8 @@ addEventListener("load", async () => {
   const unlabelled = [...form.querySelectorAll("select, input")].filter(part => !part.labels.length).map(part => part.name);
   const overflow = document.documentElement.scrollWidth > innerWidth;
   const result = {effects, problems, said, unlabelled, overflow, width: innerWidth};
-  document.body.replaceChildren(Object.assign(document.createElement("pre"), {id: "result", textContent: JSON.stringify(result)}));
+  const outside = parent.document;
+  outside.body.replaceChildren(Object.assign(outside.createElement("pre"), {id: "result", textContent: JSON.stringify(result)}));
 });
 """
 
@@ -142,11 +144,13 @@ def test_every_control_has_an_effect_and_the_console_stays_clean(width, tmp_path
     form = re.search(r"<form.*</script>", (DOCS / "explorer.md").read_text(), re.DOTALL)
     assert form is not None
     shutil.copytree(DOCS / "explorer", tmp_path / "explorer")
-    head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    (tmp_path / "page.html").write_text(f"{head}<script>{DRIVER}</script><body class='md-typeset'>{form[0]}")
+    page = f"<!doctype html><script>{DRIVER}</script><body class='md-typeset'>{form[0]}"
+    # A window of a browser without a screen is 500 pixels wide or more; a frame may be narrower.
+    frame = f'<iframe width="{width}" height="2000" style="border: 0" srcdoc="{html.escape(page)}"></iframe>'
+    (tmp_path / "page.html").write_text(f'<!doctype html><meta charset="utf-8">{frame}')
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     command += [
-        f"--window-size={width},2000",
+        "--window-size=1400,2000",
         "--virtual-time-budget=20000",
         "--dump-dom",
         f"file://{tmp_path}/page.html",
@@ -154,7 +158,8 @@ def test_every_control_has_an_effect_and_the_console_stays_clean(width, tmp_path
     end = subprocess.run(command, capture_output=True, text=True, timeout=120)
     shown = re.search(r'<pre id="result">(.*?)</pre>', end.stdout, re.DOTALL)
     assert shown is not None, end.stdout[-2000:]
-    result = json.loads(shown[1].replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
+    result = json.loads(html.unescape(shown[1]))
+    assert result["width"] == width
     assert [name for name, effect in result["effects"].items() if not effect] == []
     assert len(result["effects"]) >= 4 + 4 + 2 + 2 + 2 * 3 + 4 + 2 - 1
     assert result["problems"] == []
