@@ -34,8 +34,9 @@ check: setup
 bench: setup
 	@$(BIN)/python benchmarks/layer.py
 
+# Runs the code of all pages and examples, to show what they print; DOCS_RUN=0 leaves that out.
 docs: setup
-	@$(BIN)/mkdocs build --strict -q
+	@OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 clean:
-	rm -rf .venv demo site .pytest_cache .ruff_cache
+	rm -rf .venv build demo dist site .pytest_cache .ruff_cache

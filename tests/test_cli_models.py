@@ -494,17 +494,24 @@ def test_too_little_memory_is_one_line(error, models, tmp_path, monkeypatch):
     check_refusal(result, "not enough memory; use fewer rows")
 
 
-def test_the_demo_compares_networks_far_from_the_data_and_writes_a_page(tmp_path):
+def test_the_demo_makes_its_point_in_one_picture_and_three_lines(tmp_path):
     result = run("demo", "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    numbers = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines() if line.startswith("  ")}
-    assert float(numbers["ReLU"][1]) > 0.8  # the classes, far away
-    assert float(numbers["stationary"][1]) < 0.65
-    assert numbers["stationary"][2] == "100"
-    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+    lines = [line for line in result.stdout.splitlines() if line]
+    assert len(lines) == 6  # what is done, the three lines, where the files are, what to do next
+    numbers = [[float(n) for n in re.findall(r"\d\.\d\d", line)] for line in lines[1:4]]
+    accuracies, sureness = numbers[0][:2], numbers[1]
+    assert min(accuracies) > 0.95
+    assert sureness[0] > 0.8  # the ReLU network at distance 10
+    assert sureness[1] < 0.65
+    flagged = [int(n) for n in re.findall(r"(\d+)%", lines[3])]
+    assert flagged[0] == 100
+    assert flagged[1] < 15
+    assert lines[-1].endswith("bochner fit YOUR.csv --target COLUMN --report report.html")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["demo.svg", "report.html"]
     page = (tmp_path / "report.html").read_text()
-    assert "Two arcs" in page
-    assert re.search(r"ReLU</span></th>(<td[^>]*>[^<]*</td>){2}<td[^>]*>–</td>", page)  # it has no score to flag by
+    assert "I do not know" in page
+    assert "<svg" in page
 
 
 def test_report_puts_a_folder_of_results_on_one_page(tmp_path):

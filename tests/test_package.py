@@ -1,9 +1,18 @@
 """What a user meets first: the import and the public names."""
 
+import shutil
 import subprocess
 import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
 
 import bochner
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_import_is_light():
@@ -54,3 +63,46 @@ def test_public_names_are_these():
         "StationaryClassifier",
     ]
     assert all(hasattr(bochner, name) for name in bochner.__all__)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy of the sources without anything else of the repository."""
+    if int(version("setuptools").split(".")[0]) < 77:
+        pytest.skip("building needs setuptools 77 or newer; `make setup` installs it")
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    code = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
+    (folder / "dist").mkdir()
+    end = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
+    assert end.returncode == 0, end.stderr
+    (path,) = (folder / "dist").iterdir()
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_has_every_file_of_the_package(wheel):
+    """Code and what it reads: pages, styles, scripts, tables."""
+    source = ROOT / "src"
+    files = (p for p in (source / "bochner").rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    wanted = {str(p.relative_to(source)) for p in files}
+    inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert inside == wanted
+    assert "bochner/reports/page.html" in inside
+
+
+def test_the_wheel_says_what_it_is(wheel):
+    (metadata,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    (scripts,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("entry_points.txt"))
+    assert f"\nVersion: {bochner.__version__}\n" in metadata
+    assert "\nLicense-Expression: MIT\n" in metadata
+    assert "\nKeywords: " in metadata
+    assert "\nClassifier: Programming Language :: Python :: 3.11\n" in metadata
+    assert "bochner = bochner.cli:start" in scripts
+
+
+def test_the_version_is_written_once():
+    """The citation file cannot read it, and must agree."""
+    assert "\nversion =" not in (ROOT / "pyproject.toml").read_text().split("[tool.")[0]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == bochner.__version__

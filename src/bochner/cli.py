@@ -1,6 +1,5 @@
 """Command line. Parsing and printing only: the work is done elsewhere."""
 
-import math
 import os
 import sys
 import time
@@ -316,26 +315,30 @@ def report(
 
 @app.command()
 def demo(out: Out = Path("demo"), seed: Seed = 0) -> None:
-    """Fits a ReLU and a stationary network to generated data and shows what they say far from it. Writes an HTML report."""
-    from bochner.demo import FAR, run
+    """Fits a ReLU and a stationary network to the same data and shows who is sure far from it: one picture, three lines."""
+    from bochner.demo import run
     from bochner.reports.page import write
+    from bochner.reports.theory import save_figure
 
     folder = _folder(out)
-    console.print("A ReLU network and a stationary one, fitted to the same data ...\n")
+    console.print("A ReLU network and a stationary one learn the same two classes ...\n")
     found = run(seed)
-    console.print(f"a curve, data up to |x| = 2          on the data    at x = {FAR:g}")
-    for name, v in found.curve.items():
-        console.print(f"  {name:<34} ± {v['near_std']:<10.2f} {v['far_mean']:.2f} ± {v['far_std']:.2f}")
+    for line in found.lines():
+        console.print(line, soft_wrap=True, highlight=False)
+    save_figure(found.figure, folder / "demo.svg")
+    page = write(folder / "report.html", "Networks that know what they do not know", found.sections())
+    console.print(f"\nPicture: {folder / 'demo.svg'}   Report: {page}", soft_wrap=True)
+    if _has_screen():
+        typer.launch(str(page.resolve()))
     console.print(
-        f"\ntwo classes: mean confidence         on the data    at distance {FAR:g}    flagged there", soft_wrap=True
+        "Next, with a table of your own: bochner fit YOUR.csv --target COLUMN --report report.html", soft_wrap=True
     )
-    for name, v in found.arcs.items():
-        flagged = "–" if math.isnan(v["far_flagged"]) else f"{100 * v['far_flagged']:.0f} %"  # ReLU has no score
-        far = f"{v['far_confidence']:<17.2f} {flagged}"
-        console.print(f"  {name:<34} {v['near_confidence']:<14.2f} {far}")
-    page = write(folder / "report.html", "Networks that know what they do not know", found.sections)
-    console.print(f"\nReport with figures: {page.resolve()}", soft_wrap=True)
-    console.print("Next, with a table of your own: bochner fit YOUR.csv --target COLUMN", soft_wrap=True)
+
+
+def _has_screen() -> bool:
+    """Whether someone sits in front of a screen: then a page may be opened there."""
+    window = sys.platform in ("darwin", "win32") or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+    return window and sys.stdout.isatty()
 
 
 for command in (cli_models.fit, cli_models.predict, cli_models.evaluate, cli_models.info):

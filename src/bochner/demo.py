@@ -1,4 +1,4 @@
-"""The demonstration: a ReLU network and a stationary one on the same data, near it and far from it."""
+"""The demonstration: a ReLU network and a stationary one learn the same two classes. Both are right there; who is sure far away?"""
 
 import math
 from collections.abc import Callable
@@ -10,22 +10,18 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from bochner.estimators import StationaryClassifier, StationaryRegressor
+from bochner.estimators import StationaryClassifier
 from bochner.layers import StationaryLayer
-from bochner.likelihoods import Categorical, Gaussian, Likelihood
+from bochner.likelihoods import Categorical
 from bochner.models import Model
-from bochner.posteriors.closed_form import ClosedForm, tune_marginal
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
-from bochner.reports.model import model_sections
 from bochner.reports.page import Section
 
-FAR = 10.0  # distance from the origin; the data end at about 2
-WIDTH = 200  # units of the ReLU networks
-AMPLITUDE = 4.0  # prior standard deviation of the ReLU network's outputs, for classes
+FAR = 10.0  # distance from the middle of the data, which end at about 2
+REACH = 20.0  # how far the picture goes
+WIDTH = 200  # units of the ReLU network
+AMPLITUDE = 4.0  # prior standard deviation of its outputs
 
-Curve = Callable[
-    [np.ndarray], np.ndarray
-]  # rows to mean, standard deviation, low and high end of the 90 % interval, (n, 4)
 Area = Callable[[np.ndarray], np.ndarray]  # rows to class probabilities, (n, c)
 
 
@@ -34,22 +30,38 @@ class Demo:
     """What the demonstration found.
 
     Attributes:
-        curve: For each network mean and standard deviation on the data (mean over rows) and at ``FAR``, of the 1-D set.
-        arcs: For each network mean confidence on the two arcs and at distance ``FAR`` from the origin, and the share of rows there
-            that are flagged; NaN for the ReLU network, which has no score.
-        sections: The report.
+        accuracy: Of each network, on new rows like the training rows.
+        near: Mean confidence of each network on these rows.
+        far: Mean confidence at distance ``FAR``.
+        flagged: Share of rows that the stationary network flags as unlike its data, "near" and "far".
+        figure: The picture.
     """
 
-    curve: dict[str, dict[str, float]]
-    arcs: dict[str, dict[str, float]]
-    sections: list[Section]
+    accuracy: dict[str, float]
+    near: dict[str, float]
+    far: dict[str, float]
+    flagged: dict[str, float]
+    figure: Figure
 
+    def lines(self) -> list[str]:
+        """The three lines that say what the picture shows."""
+        relu, ours = "ReLU", "stationary"
+        right = f"accuracy {self.accuracy[relu]:.2f} and {self.accuracy[ours]:.2f}"
+        sure = f"sure to {self.near[relu]:.2f} (ReLU) and {self.near[ours]:.2f} (stationary)"
+        far = f"the ReLU network is still sure to {self.far[relu]:.2f}; the stationary one says {self.far[ours]:.2f}"
+        strange, ordinary = (f"{self.flagged[place]:.0%}" for place in ("far", "near"))
+        return [
+            f"On the data both are right: {right}, {sure}.",
+            f"At distance {FAR:g}, where nothing was seen, {far}, and 0.50 means 'I do not know'.",
+            f"The stationary network flags {strange} of the rows there as unlike its data, and {ordinary} of new ordinary rows.",
+        ]
 
-def curve_data(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A noisy wave on two intervals, with a gap between them: (80, 1) and (80,)."""
-    rng = np.random.default_rng(seed)
-    x = np.concatenate([rng.uniform(-2, -0.5, 40), rng.uniform(0.7, 2, 40)])
-    return x[:, None], np.sin(3 * x) + 0.1 * rng.normal(size=80)
+    def sections(self) -> list[Section]:
+        """The report: the lines and the picture."""
+        caption = (
+            "How sure each network is of its class: over the plane, and against the distance (mean of all directions)"
+        )
+        return [Section("Who is sure far from the data?", "\n\n".join(self.lines()), None, (self.figure,), (caption,))]
 
 
 def arc_data(seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -61,117 +73,68 @@ def arc_data(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x + 0.12 * rng.normal(size=x.shape), label
 
 
+def ring(distance: float, count: int = 100) -> np.ndarray:
+    """Places at a distance from the origin, in all directions: (count, 2)."""
+    turn = np.linspace(0, 2 * math.pi, count, endpoint=False)
+    return distance * np.stack([np.cos(turn), np.sin(turn)], 1)
+
+
+def relu_network(x: np.ndarray, labels: np.ndarray, seed: int) -> Area:
+    """A layer of ReLU units, output layer integrated out."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = StationaryLayer(x.shape[1], WIDTH, activation="relu", generator=generator, dtype=torch.float64)
+    model = Model(layer, 2, Categorical(), amplitude=AMPLITUDE, generator=generator)
+    posterior = ClosedFormClassifier(model, _rows(x), torch.from_numpy(labels), generator=generator)
+
+    def predict(new: np.ndarray) -> np.ndarray:
+        prediction: Any = posterior.predict(_rows(new))
+        return prediction.probabilities.numpy()
+
+    return predict
+
+
 def _rows(x: np.ndarray) -> Tensor:
     return torch.as_tensor(x, dtype=torch.float64)
 
 
-def _relu_network(
-    inputs: int, outputs: int, likelihood: Likelihood, generator: torch.Generator, amplitude: float = 1.0
-) -> Model:
-    layer = StationaryLayer(inputs, WIDTH, activation="relu", generator=generator, dtype=torch.float64)
-    return Model(layer, outputs, likelihood, amplitude=amplitude, generator=generator)
-
-
-def relu_curve(x: np.ndarray, y: np.ndarray, seed: int) -> Curve:
-    """A ReLU network for the curve: noise, lengthscale and amplitude by the marginal likelihood, output layer integrated out."""
-    model = _relu_network(x.shape[1], 1, Gaussian(0.3), torch.Generator().manual_seed(seed))
-    tune_marginal(model, _rows(x), _rows(y)[:, None])
-    posterior = ClosedForm(model, _rows(x), _rows(y)[:, None])
-
-    def predict(new: np.ndarray) -> np.ndarray:
-        found = posterior.predict(_rows(new))
-        return torch.cat([found.mean, found.std, *found.interval(0.9)], 1).numpy()
-
-    return predict
-
-
-def relu_arcs(x: np.ndarray, labels: np.ndarray, seed: int) -> Area:
-    """A ReLU network for the arcs, output layer integrated out."""
-    generator = torch.Generator().manual_seed(seed)
-    model = _relu_network(x.shape[1], 2, Categorical(), generator, AMPLITUDE)
-    posterior = ClosedFormClassifier(model, _rows(x), torch.from_numpy(labels), generator=generator)
-
-    def predict(new: np.ndarray) -> np.ndarray:
-        found: Any = posterior.predict(_rows(new))
-        return found.probabilities.numpy()
-
-    return predict
-
-
-def _stationary_curve(model: StationaryRegressor) -> Curve:
-    return lambda new: np.column_stack([*model.predict(new, return_std=True), model.predict_interval(new, 0.9)])
-
-
 def run(seed: int) -> Demo:
-    """Fits both networks to both sets. Neither has hidden layers before its last one: these could bring far rows near."""
-    x, y = curve_data(seed)
-    regressor = StationaryRegressor(hidden_layer_sizes=(), random_state=seed).fit(x, y)
-    lines = {"ReLU": relu_curve(x, y, seed), "stationary": _stationary_curve(regressor)}
-    points, labels = arc_data(seed)
-    classifier = StationaryClassifier(hidden_layer_sizes=(), random_state=seed).fit(points, labels)
-    areas: dict[str, Area] = {"ReLU": relu_arcs(points, labels, seed), "stationary": classifier.predict_proba}
-    turn = np.linspace(0, 2 * math.pi, 100, endpoint=False)
-    far = FAR * np.stack([np.cos(turn), np.sin(turn)], 1)
-    curve = {}
-    for name, line in lines.items():
-        mean, std, *_ = line(np.array([[FAR]]))[0]
-        curve[name] = {"near_std": float(line(x)[:, 1].mean()), "far_mean": float(mean), "far_std": float(std)}
-    flagged = {"stationary": float(np.mean(classifier.ood_score(far) > classifier.ood_threshold_))}
-    arcs = {
-        name: {
-            "near_confidence": float(area(points).max(1).mean()),
-            "far_confidence": float(area(far).max(1).mean()),
-            "far_flagged": flagged.get(name, math.nan),
-        }
-        for name, area in areas.items()
-    }
-    sections = _sections(curve, arcs, curve_figure(lines, x, y), arc_figure(areas, points, labels))
-    fresh = curve_data(seed + 1)
-    own = model_sections(regressor, (x, y), fresh, columns=["x"], target="y")
-    return Demo(curve, arcs, [*sections, *own])
+    """Fits both networks. Neither has hidden layers before its last one: these could bring far rows near."""
+    x, labels = arc_data(seed)
+    fresh, truth = arc_data(seed + 1)
+    classifier = StationaryClassifier(hidden_layer_sizes=(), random_state=seed).fit(x, labels)
+    areas: dict[str, Area] = {"ReLU": relu_network(x, labels, seed), "stationary": classifier.predict_proba}
+    far = ring(FAR)
+
+    def share(rows: np.ndarray) -> float:
+        return float(np.mean(classifier.ood_score(rows) > classifier.ood_threshold_))
+
+    return Demo(
+        accuracy={name: float(np.mean(area(fresh).argmax(1) == truth)) for name, area in areas.items()},
+        near={name: float(area(fresh).max(1).mean()) for name, area in areas.items()},
+        far={name: float(area(far).max(1).mean()) for name, area in areas.items()},
+        flagged={"near": share(fresh), "far": share(far)},
+        figure=picture(areas, x, labels),
+    )
 
 
-def _share(value: float) -> str:
-    return "–" if math.isnan(value) else f"{100 * value:.0f} %"
-
-
-def _sections(curve: Any, arcs: Any, line: Figure, area: Figure) -> list[Section]:
-    curve_table = [["network", "standard deviation on the data", f"prediction at x = {FAR:g}"]]
-    curve_table += [[n, f"{v['near_std']:.2f}", f"{v['far_mean']:.2f} ± {v['far_std']:.2f}"] for n, v in curve.items()]
-    arc_table = [["network", "confidence on the data", f"confidence at distance {FAR:g}", "rows flagged there"]]
-    arc_table += [
-        [n, f"{v['near_confidence']:.2f}", f"{v['far_confidence']:.2f}", _share(v["far_flagged"])]
-        for n, v in arcs.items()
-    ]
-    one = "Both fit the data. Away from them the ReLU network goes on along a line, and the stationary one falls back on its prior."
-    two = "Two classes. Far away the ReLU network is as sure as ever; to the stationary one the classes become equally probable."
-    return [
-        Section("A curve", one, curve_table, (line,), ("Mean and 90 % interval",)),
-        Section("Two arcs", two, arc_table, (area,), ("Probability of the second class, from blue (0) to red (1)",)),
-    ]
-
-
-def curve_figure(lines: dict[str, Curve], x: np.ndarray, y: np.ndarray) -> Figure:
-    """Mean and 90 % interval of each network."""
-    figure = Figure(figsize=(7, 3), layout="constrained")
-    grid = np.linspace(-8, 8, 400)[:, None]
-    for axes, (name, line) in zip(figure.subplots(1, 2, sharey=True), lines.items(), strict=True):
-        mean, _, low, high = line(grid).T
-        axes.fill_between(grid[:, 0], low, high, alpha=0.25, color="#4472b5", linewidth=0)
-        axes.plot(grid[:, 0], mean, color="#4472b5")
-        axes.plot(x[:, 0], y, ".", color="black", markersize=3)
-        axes.set(title=name, ylim=(-6, 6), xlabel="x")
-    return figure
-
-
-def arc_figure(areas: dict[str, Area], x: np.ndarray, y: np.ndarray) -> Figure:
-    """Probability of the second class over the plane."""
-    figure = Figure(figsize=(7, 3.5), layout="constrained")
-    side = np.linspace(-5, 5, 80)
+def picture(areas: dict[str, Area], x: np.ndarray, labels: np.ndarray) -> Figure:
+    """How sure each network is over the plane, and against the distance from the data."""
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    *maps, curve = figure.subplots(1, 3)
+    side = np.linspace(-FAR, FAR, 80)
     grid = np.stack(np.meshgrid(side, side), -1).reshape(-1, 2)
-    for axes, (name, area) in zip(figure.subplots(1, 2), areas.items(), strict=True):
-        p = area(grid)[:, 1].reshape(80, 80)
-        axes.imshow(p, origin="lower", extent=(-5, 5, -5, 5), cmap="RdBu_r", vmin=0, vmax=1)
-        axes.scatter(*x.T, c=y, cmap="RdBu_r", s=4, edgecolors="black", linewidths=0.3)
-        axes.set(title=name, xticks=[], yticks=[])
+    distances = np.linspace(0, REACH, 41)
+    for axes, (name, area), colour in zip(maps, areas.items(), ("#b5513f", "#3f51b5"), strict=True):
+        sure = area(grid).max(1).reshape(80, 80)
+        extent = (-FAR, FAR, -FAR, FAR)
+        axes.imshow(sure, origin="lower", extent=extent, cmap="viridis", vmin=0.5, vmax=1)
+        axes.scatter(*x.T, c=labels, cmap="gray", s=4, edgecolors="black", linewidths=0.3)
+        axes.set(title=f"{name}: sure of its class", xticks=[-10, 0, 10], yticks=[-10, 0, 10])
+        curve.plot(distances, [area(ring(d)).max(1).mean() for d in distances], label=name, color=colour)
+    figure.colorbar(maps[0].images[0], ax=maps, label="confidence")
+    curve.axvspan(0, 2, color="#00000018", linewidth=0)
+    curve.text(0.2, 0.46, "data", fontsize=8)
+    curve.axhline(0.5, color="grey", linewidth=0.8, linestyle=":")
+    curve.set(title="mean confidence", xlabel="distance", ylim=(0.45, 1.02))
+    curve.legend(loc="center right")
     return figure
