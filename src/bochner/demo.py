@@ -16,7 +16,6 @@ from bochner.likelihoods import Categorical, Gaussian, Likelihood
 from bochner.models import Model
 from bochner.posteriors.closed_form import ClosedForm, tune_marginal
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
-from bochner.reports.model import model_sections
 from bochner.reports.page import Section
 
 FAR = 10.0  # distance from the origin; the data end at about 2
@@ -125,10 +124,7 @@ def run(seed: int) -> Demo:
         }
         for name, area in areas.items()
     }
-    sections = _sections(curve, arcs, curve_figure(lines, x, y), arc_figure(areas, points, labels))
-    fresh = curve_data(seed + 1)
-    own = model_sections(regressor, (x, y), fresh, columns=["x"], target="y")
-    return Demo(curve, arcs, [*sections, *own])
+    return Demo(curve, arcs, _sections(curve, arcs, curve_figure(lines, x, y), arc_figure(areas, points, labels)))
 
 
 def _share(value: float) -> str:
