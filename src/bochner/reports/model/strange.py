@@ -49,7 +49,7 @@ def _typical(known: Any) -> Any:
 
 
 def reasons(model: Any, rows: Rows, scores: np.ndarray) -> list[tuple[str, str]]:
-    """For each row the column that makes it strange and what is strange about its value.
+    """For each row the column that makes it strange (of a date or text, the part of it) and what is strange about its value.
 
     It is the column whose typical value in place of the row's own lowers the score most. Where none does, it is the column with a
     value far from all others, or the row is strange as a combination.
@@ -60,12 +60,10 @@ def reasons(model: Any, rows: Rows, scores: np.ndarray) -> list[tuple[str, str]]
     rarest, asked = [], []
     for place in range(len(rows)):
         row = rows.clean.iloc[place]
-        values = {
-            column.name: max((_value(known[n], row[n]) for n in column.outputs), key=lambda v: v.rarity)
-            for column in used
-        }
-        ordered = sorted(used, key=lambda column: -values[column.name].rarity)[:CANDIDATES]
-        rarest.append([(column.name, values[column.name]) for column in ordered])
+        values = {name: _value(own, row[name]) for name, own in known.items()}
+        worst = {column: max(column.outputs, key=lambda name: values[name].rarity) for column in used}
+        ordered = sorted(used, key=lambda column: -values[worst[column]].rarity)[:CANDIDATES]
+        rarest.append([(worst[column], values[worst[column]]) for column in ordered])
         asked += [rows.clean.iloc[[place]].assign(**{n: typical[n] for n in column.outputs}) for column in ordered]
     if not asked:
         return []
