@@ -117,9 +117,9 @@ def test_scores_are_their_formulas_beside_peers_on_the_same_columns(regression):
 def test_the_first_sentences_answer_how_good_how_sure_and_how_strange(regression, classes):
     good, sure, strange = regression.page.answers
     assert re.match(
-        r"On 70 rows that it has not seen, y is typically off by 0\.\d+ \(RMSE\)\. a linear model: ", good[1]
+        r"On 70 rows that it has not seen, y is typically off by 0\.\d+ \(RMSE\)\. Instead, a linear model: ", good[1]
     )
-    assert "better than a linear model and a random forest and the mean" in good[1]
+    assert "better than a linear model, a random forest and the mean" in good[1]
     assert re.match(r"Its 90 % intervals hold the true value in \d+\.\d\s% of 70 rows\.", sure[1])
     flagged = np.sum(regression.model.ood_score(regression.held.frame) > regression.model.ood_threshold_)
     assert strange[1].startswith(f"{flagged} of 70 rows")

@@ -121,10 +121,6 @@ def _labels(column: Any, rows: Rows) -> tuple[list[str], list[float | None]]:
     return [short(text) or "missing" for text in rows.frame[column.name].astype(str)], x
 
 
-def _is_line(column: Any) -> bool:
-    return column.kind not in ("category", "truth")
-
-
 def dependence(
     model: Any, names: list[str], pool: Rows, held: Rows, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
@@ -143,8 +139,7 @@ def dependence(
             "high": np.quantile(curves, BAND[1], 1),
         }
         answer = {key: [numbers(own) for own in values.T] for key, values in parts.items()}
-        found.append({"name": short(column.name), "line": _is_line(column), "labels": labels, "x": x, **answer})
-        found[-1]["dates"] = column.kind in ("date", "time")
+        found.append(_described(column) | {"labels": labels, "x": x} | answer)
     return found
 
 
@@ -157,19 +152,28 @@ def what_if(
     model: Any, names: list[str], pool: Rows, chosen: Rows, titles: list[str], coverage: float = COVERAGE
 ) -> list[dict[str, Any]]:
     """For some rows: what the model says when one column takes other values, its own among them, and how strange that is."""
-    found = []
+    found, asked = [], []
     for place, title in enumerate(titles):
         row, curves = chosen.take([place]), []
         for column in _columns(model, names):
             at, start = _with_own(column, pool, row)
-            asked = moved(_repeated(row.clean, len(at)), column, at.clean)
-            said, strange = answers(model, asked, coverage), model.estimator_.ood_score(asked)
+            asked.append(moved(_repeated(row.clean, len(at)), column, at.clean))
             labels, x = _labels(column, at)
-            curve = {"name": short(column.name), "line": _is_line(column), "labels": labels, "x": x, "start": start}
-            curve |= {"answers": [numbers(own) for own in said], "strange": numbers(strange)}
-            curves.append(curve)
+            curves.append(_described(column) | {"labels": labels, "x": x, "start": start})
         found.append({"name": title, "line": row.places[0], "columns": curves})
+    every = pd.concat(asked)  # asked once: a call takes long, and more rows hardly longer
+    said, strange = answers(model, every, coverage), model.estimator_.ood_score(every)
+    ends = np.cumsum([len(own) for own in asked])
+    for curve, end in zip((curve for row in found for curve in row["columns"]), ends, strict=True):
+        own = slice(end - len(curve["labels"]), end)
+        curve |= {"answers": [numbers(line) for line in said[own]], "strange": numbers(strange[own])}
     return found
+
+
+def _described(column: Any) -> dict[str, Any]:
+    """How the page draws a column."""
+    kinds = {"line": column.kind not in ("category", "truth"), "dates": column.kind in ("date", "time")}
+    return {"name": short(column.name), **kinds}
 
 
 def _with_own(column: Any, pool: Rows, row: Rows) -> tuple[Rows, int]:

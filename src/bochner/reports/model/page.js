@@ -1,7 +1,7 @@
 "use strict";
 (() => {
 const charts = JSON.parse(document.getElementById("charts").textContent);
-const plain = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+const plain = new Intl.NumberFormat("en", { maximumSignificantDigits: 4, useGrouping: "min2" });
 const show = (value) => (value === null ? "—" : plain.format(value).replace("-", "−"));
 
 // ---------------------------------------------------------------- elements; texts are only ever texts
@@ -96,6 +96,7 @@ function axes(place, chart, label, xs, ys) {
   const marks = chart.dates ? [0, Math.floor(chart.x.length / 2), chart.x.length - 1].map((at) => [chart.x[at], chart.labels[at]])
     : ticks(xs, width < 450 ? 3 : 6).map((value) => [value, show(value)]);
   for (const [value, text] of marks) {
+    if (value === null) continue;
     const anchor = x(value) > frame.right - 40 ? "end" : x(value) < frame.left + 20 ? "start" : "middle";
     svg.append(draw("text", { class: "soft", x: x(value), y: frame.bottom + 17, "text-anchor": anchor }, text));
   }
@@ -232,9 +233,9 @@ function whatIf(place, chart, label) {
   said.textContent = `${show(found[0])}; ${chart.band} band from ${show(found[1])} to ${show(found[2])}; ${strange}`;
   const column = (place) => own.answers.map((answer) => answer[place]);
   if (own.line && own.x[at] !== null) {
-    return lines(picture, { x: own.x, labels: own.labels, y: column(0), low: column(1), high: column(2), mark: at, xlabel: own.name, ylabel: chart.ylabel }, label);
+    return lines(picture, { x: own.x, labels: own.labels, dates: own.dates, y: column(0), low: column(1), high: column(2), mark: at, xlabel: own.name, ylabel: chart.ylabel }, label);
   }
-  const items = own.labels.map((name, index) => ({ name, value: found && own.answers[index][0], low: own.answers[index][1], high: own.answers[index][2], plain: index !== at }));
+  const items = own.labels.map((name, index) => ({ name, value: own.answers[index][0], low: own.answers[index][1], high: own.answers[index][2], plain: index !== at }));
   bars(picture, { items, xlabel: chart.ylabel }, label);
 }
 

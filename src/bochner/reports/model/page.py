@@ -41,6 +41,10 @@ class Table:
     shades: Sequence[Sequence[float]] = ()
     key: str = ""
 
+    def is_number(self, place: int) -> bool:
+        """Whether a column holds numbers."""
+        return any(isinstance(line[place], int | float) for line in self.rows)
+
     def cells(self) -> list[list[dict[str, Any]]]:
         """What the template shows."""
         return [[self._cell(cell, row, place) for place, cell in enumerate(line)] for row, line in enumerate(self.rows)]

@@ -48,21 +48,27 @@ def how_good(model: Any, scores: list[Score]) -> tuple[str, str, bool]:
         text = (
             f"On {count:,} rows that it has not seen, {name} is typically off by {in_units(model, ours.error)} (RMSE). "
         )
-        text += "; ".join(f"{own.name}: {in_units(model, own.error)}" for own in others) + "."
+        text += "Instead, " + ", ".join(f"{own.name}: {in_units(model, own.error)}" for own in others) + "."
     else:
         right = ours.metrics["accuracy"]
         text = f"On {count:,} rows that it has not seen, {name} is right in {percent(right)} (log loss {shown(ours.error)}). "
         text += (
-            "; ".join(f"{own.name}: {percent(own.metrics['accuracy'])} ({shown(own.error)})" for own in others) + "."
+            "Instead, "
+            + ", ".join(f"{own.name}: {percent(own.metrics['accuracy'])} ({shown(own.error)})" for own in others)
+            + "."
         )
     verdicts = {own.name: compared(ours, own) for own in others}
     words = {"better": "better than", "equal": "no different, within chance, from", "worse": "worse than"}
     said = []
     for verdict, phrase in words.items():
         if names := [own for own, found in verdicts.items() if found == verdict]:
-            said.append(f"{phrase} {' and '.join(names)}")
+            said.append(f"{phrase} {_listed(names)}")
     text += f" It is {', '.join(said)}."
     return "How good is it?", text, "worse" in verdicts.values() or verdicts[others[-1].name] == "equal"
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def trusted(model: Any, ours: Score, found: np.ndarray) -> tuple[str, str, bool]:

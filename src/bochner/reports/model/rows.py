@@ -96,13 +96,14 @@ def numbers(values: Any) -> list[float | None]:
 
 
 def shown(value: float | None) -> str:
-    """A number as it is read: four digits, thousands set apart."""
+    """A number as it is read: four digits; thousands set apart from 10,000 on, so that a year looks like one."""
     if value is None or not math.isfinite(value):
         return "—"
     if value != 0 and not 1e-3 <= abs(value) < 1e9:
         return f"{value:.3g}".replace("-", "−")
     digits = 0 if value == 0 or value == round(value) else max(0, 3 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{digits}f}".replace("-", "−")
+    apart = "," if abs(value) >= 1e4 else ""
+    return f"{value:{apart}.{digits}f}".replace("-", "−")
 
 
 def percent(share: float) -> str:
