@@ -27,6 +27,7 @@ from bochner.reports.model.rows import (
 
 REPEATS = 5  # shuffles of a column
 SHUFFLED_ROWS = 8000  # rows that are predicted for the importances, over all columns and repeats
+CALL_ROWS = 2000  # rows of one call
 MOST_SHUFFLED = 200  # held-out rows that are shuffled
 MOST_IMPORTANT = 30  # columns that are measured; a single shuffle chooses them where there are more
 CURVES = 8  # columns with a dependence plot
@@ -76,12 +77,21 @@ def _increases(
     """Increases of the error of rows when a column is shuffled among them, for each column and repeat."""
     y: Any = rows.y
     before = total(model, losses(model, y, centres(model, rows.clean)))
-    found = []
-    for column in used:
-        donors = np.concatenate([rng.permutation(len(rows)) for _ in range(repeats)])
-        asked = moved(_repeated(rows.clean, repeats), column, rows.clean.iloc[donors])
-        loss = losses(model, np.tile(y, repeats), centres(model, asked)).reshape(repeats, -1)
-        found.append((column, [total(model, own) - before for own in loss]))
+    own, found = repeats * len(rows), []
+    step = max(1, CALL_ROWS // own)  # columns of a call: many short calls take long
+    for first in range(0, len(used), step):
+        some = used[first : first + step]
+        asked = _repeated(rows.clean, repeats * len(some))
+        for place, column in enumerate(some):
+            order = np.concatenate([rng.permutation(len(rows)) for _ in range(repeats)])
+            for name in column.outputs:
+                values = np.array(asked[name])
+                values[place * own : (place + 1) * own] = rows.clean[name].to_numpy()[order]
+                asked[name] = values
+        loss = losses(model, np.tile(y, repeats * len(some)), centres(model, asked)).reshape(len(some), repeats, -1)
+        found += [
+            (column, [total(model, one) - before for one in part]) for column, part in zip(some, loss, strict=True)
+        ]
     return found
 
 
