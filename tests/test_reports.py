@@ -271,6 +271,15 @@ def test_without_training_rows_the_comparison_is_a_constant_and_says_so(regressi
         measured_report(regression.model, regression.held.take([]), title="t", unit="row", say=lambda _: None)
 
 
+@pytest.mark.parametrize("kind", ["regression", "classes"])
+def test_a_single_held_out_row_is_enough_and_says_little(kind, request):
+    case = request.getfixturevalue(kind)
+    page = measured_report(case.model, case.held.take([3]), title="t", unit="row", train=case.train, say=lambda _: None)
+    assert "1 rows say little about" in page.answers[1][1]
+    assert "no different, within chance, from a linear model" in page.answers[0][1]
+    assert "<table" in page.render()
+
+
 def test_predictions_in_pieces_keep_the_same_rows_as_in_one(classes, monkeypatch):
     monkeypatch.setattr("bochner.reports.model.collecting.FIRST", 15)
     whole, parts = Collected(classes.model), Collected(classes.model)

@@ -195,7 +195,9 @@ def fit(
         if report is not None and page is not None:
             _write_page(report, page, f"The model is in {out}; its report could not be written")
     summary = [*rows.notes, *model.summary_]
-    written = [out, *([report] if report else []), *(bad_rows if rows.bad else [])]
+    if report is not None and page is None:
+        _note("no report: no held-out row is of a class that was learned")
+    written = [out, *([report] if report and page else []), *(bad_rows if rows.bad else [])]
     if as_json:
         answer: dict[str, Any] = {"model": str(out), "task": rows.target.task, "rows": len(fitted.train[1])}
         answer |= {
