@@ -71,7 +71,7 @@ def test_fit_says_how_well_it_does_and_writes_a_model(tmp_path):
     assert all(line.startswith("bochner: ") for line in result.stderr.splitlines())  # progress, where it is piped too
     assert result.stderr.startswith("bochner: reading ")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.bochner", "r.html", "t.csv"]
-    assert "<svg" in report.read_text()
+    assert "a random forest" in report.read_text()
     as_json = run("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "m.bochner", "--json", *FAST)
     found = json.loads(as_json.stdout)
     assert found["task"] == "regression"
@@ -466,6 +466,35 @@ def test_a_read_only_folder_is_said_before_any_work(models, tmp_path, monkeypatc
     houses(20).to_csv("n.csv", index=False)
     tmp_path.chmod(0o555)
     check_refusal(run("predict", models / "number.bochner", "n.csv"), "cannot be written .Permission denied.")
+
+
+@pytest.mark.parametrize("kind", ["number", "class"])
+def test_evaluate_and_predict_write_reports(kind, models, tmp_path):
+    table, report = models / f"{kind}.csv", tmp_path / "r.html"
+    result = run("evaluate", models / f"{kind}.bochner", table, "--report", report)
+    assert result.exit_code == 0, result.stderr
+    assert f"written: {report}" in result.stdout
+    assert "bochner: the report shuffles 5 columns of 60 rows" in result.stderr
+    assert all(
+        text in report.read_text() for text in ("On 60 rows that it has not seen", "The worst errors", "What if")
+    )
+    out = ["--out", tmp_path / "o.csv", "--report", report]
+    result = run("predict", models / f"{kind}.bochner", table, *out)
+    assert result.exit_code == 0, result.stderr
+    assert f"{tmp_path / 'o.csv'}  {report}" in result.stdout
+    page = report.read_text()
+    assert "for 60 rows" in page
+    assert "The strangest rows" in page
+    assert "The worst errors" not in page
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(models, tmp_path):
+    model, table = models / "number.bochner", models / "number.csv"
+    for command in ("evaluate", "predict"):
+        check_refusal(run(command, model, table, "--report", "-"), "report must be a file, got '-'")
+        check_refusal(run(command, model, table, "--report", tmp_path / "no" / "r.html"), "does not exist")
+        check_refusal(run(command, model, table, "--report", table), "")
+    assert table.read_text().startswith("area,")
 
 
 def test_an_interrupt_leaves_nothing_behind(models, tmp_path, monkeypatch):

@@ -31,6 +31,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Device = Annotated[str, typer.Option(help="'auto', 'cpu' or 'cuda'.")]
 ModelFile = Annotated[Path, typer.Argument(help="A model that 'bochner fit' wrote.")]
 TableFile = Annotated[Path, typer.Argument(help="A CSV, Excel or Parquet file.")]
+Report = Annotated[Path | None, typer.Option(help="Also write an HTML report there.")]
 SkipBad = Annotated[
     bool, typer.Option(help="Leave out rows that cannot be used, and list them in NAME-bad-rows.csv beside the output.")
 ]
@@ -138,7 +139,7 @@ def fit(
         str, typer.Option(help="Widths of the hidden layers of networks trained from 200 rows on; '' for none.")
     ] = "200,200,25",
     false_alarm: Annotated[float, typer.Option(help="Share of ordinary rows that may be flagged.")] = 0.05,
-    report: Annotated[Path | None, typer.Option(help="Also write an HTML report there.")] = None,
+    report: Report = None,
     budget: Annotated[float | None, typer.Option(help="Seconds that it may take, but for the report.", min=1)] = None,
     quick: Annotated[bool, typer.Option(help=f"The same as --budget {QUICK_SECONDS:g}.")] = False,
     skip_bad_rows: SkipBad = False,
@@ -178,22 +179,25 @@ def fit(
         model = fitted.estimator
         held = (model.clean(fitted.held[0]), fitted.held[1]) if len(fitted.held[1]) else None
         found = measure(model.estimator_, *held) if held is not None else {}
-        sections = []
+        page = None
         if report is not None and held is not None:  # a report that fails leaves no model behind
-            from bochner.reports.model import model_sections
+            from bochner.reports.model import Rows, measured_report
 
-            train = model.clean(fitted.train[0]), fitted.train[1]
-            sections = model_sections(model.estimator_, train, held, columns=model.table_.outputs, target=target)
+            train, own = (
+                Rows(part[0], model.clean(part[0]), rows.places[part[0].index].tolist(), part[1])
+                for part in (fitted.train, fitted.held)
+            )
+            about: Any = {"title": f"{table.name}: {target}", "unit": rows.unit, "notes": rows.notes}
+            page = measured_report(model, own, train=train, say=_note, **about)
         save(out, model)
         if rows.bad:
             write_bad_rows(bad_rows[0], rows.bad)
-        if report is not None:
-            from bochner.reports.page import write
-
-            with _said_otherwise(f"The model is in {out}; its report could not be written"):
-                write(report, f"{table.name}: {target}", sections)
+        if report is not None and page is not None:
+            _write_page(report, page, f"The model is in {out}; its report could not be written")
     summary = [*rows.notes, *model.summary_]
-    written = [out, *([report] if report else []), *(bad_rows if rows.bad else [])]
+    if report is not None and page is None:
+        _note("no report: no held-out row is of a class that was learned")
+    written = [out, *([report] if report and page else []), *(bad_rows if rows.bad else [])]
     if as_json:
         answer: dict[str, Any] = {"model": str(out), "task": rows.target.task, "rows": len(fitted.train[1])}
         answer |= {
@@ -205,6 +209,11 @@ def fit(
         print(json.dumps(answer, allow_nan=False))
     else:
         _tell(fitted, found, summary, len(rows.bad), written)
+
+
+def _check_report(report: Path | None) -> None:
+    if report == Path("-"):
+        raise ValueError("The report must be a file, got '-' instead.")
 
 
 def _check_fit(table: Path, outputs: list[Path], task: str, report_without_rows: bool) -> None:
@@ -220,11 +229,12 @@ def _check_fit(table: Path, outputs: list[Path], task: str, report_without_rows:
         raise ValueError(unknown("task", task, tasks))
 
 
-@contextlib.contextmanager
-def _said_otherwise(what: str) -> Iterator[None]:
-    """Says what there is and what is not, where a file could not be written."""
+def _write_page(path: Path, page: Any, what: str) -> None:
+    """Writes a report; says what there is and what is not, where it could not be written."""
+    from bochner.experiments.rows import write_text
+
     try:
-        yield
+        write_text(path, page.render())
     except OSError as error:
         raise ValueError(f"{what} ({error.strerror or error}).") from error
 
@@ -272,6 +282,7 @@ def predict(
         typer.Option(help="Where it goes: .csv, .parquet or - ; by default beside the table, NAME-predictions.csv."),
     ] = None,
     coverage: Annotated[float, typer.Option(help="Probability of the interval.")] = 0.9,
+    report: Report = None,
     skip_bad_rows: SkipBad = False,
     device: Device = "auto",
     as_json: Json = False,
@@ -281,7 +292,7 @@ def predict(
     The table is read in pieces, so that its size does not matter. Columns may come in any order.
 
     Example:
-        bochner predict model.bochner new.csv --out predictions.csv
+        bochner predict model.bochner new.csv --out predictions.csv --report predictions.html
     """
     with problems():
         if not 0 < coverage < 1:
@@ -290,7 +301,8 @@ def predict(
         out = out or _default_output(table)
         to_stdout = out == Path("-")
         bad_rows = _bad_rows_file(table if to_stdout else out, table)
-        outputs = [*([] if to_stdout else [out]), *([bad_rows] if skip_bad_rows else [])]
+        outputs = [*([] if to_stdout else [out]), *([bad_rows] if skip_bad_rows else []), *([report] if report else [])]
+        _check_report(report)
         check_outputs(outputs, [table, model])
         if to_stdout and as_json:
             raise ValueError("The options --json and --out - both write to standard output; choose one.")
@@ -299,21 +311,33 @@ def predict(
 
         source = open_table(table)
         check_output_kind(out, source)
-        rows, flagged, notes = _predict_pieces(_load(model, device), source, out, coverage, skip_bad_rows)
+        estimator, kept = _load(model, device), None
+        if report is not None:
+            from bochner.reports.model import Collected
+
+            kept = Collected(estimator)
+        rows, flagged, notes = _predict_pieces(estimator, source, out, coverage, skip_bad_rows, kept)
         if source.bad:
             write_bad_rows(bad_rows, source.bad)
             notes.append(f"{len(source.bad)} rows cannot be used and are left out: {bad_rows}")
+        if report is not None and kept is not None and rows:
+            from bochner.reports.model import predicted_report
+
+            about: Any = {"title": f"{table.name}: {estimator.target_.name}", "unit": source.unit, "notes": notes}
+            page = predicted_report(estimator, kept, coverage=coverage, **about)
+            _write_page(report, page, f"The predictions are in {out}; their report could not be written")
     if as_json:
         print(json.dumps({"out": str(out), "rows": rows, "flagged": flagged, "notes": notes}))
         return
     to = errors if to_stdout else console
-    to.print(f"{rows} rows, {flagged} unlike the training data; written: {out}", soft_wrap=True)
+    written = f"{out}  {report}" if report is not None and rows else str(out)
+    to.print(f"{rows} rows, {flagged} unlike the training data; written: {written}", soft_wrap=True)
     for line in notes:
         to.print(f"  {line}", soft_wrap=True)
 
 
 def _predict_pieces(
-    estimator: Any, source: Any, out: Path, coverage: float, skip_bad: bool
+    estimator: Any, source: Any, out: Path, coverage: float, skip_bad: bool, kept: Any = None
 ) -> tuple[int, int, list[str]]:
     """Predicts a table piece by piece: its rows, how many are flagged, and what is not as it was in training."""
     from bochner.tables import fitting
@@ -342,8 +366,11 @@ def _predict_pieces(
     del first  # a piece is in memory no longer than it is worked on
     with writer(out, source, decimal) as take:
         for piece in pieces:
-            added = fitting.predict_rows(estimator, table, piece.texts, coverage, changes)
+            clean = table.transform(piece.texts, changes)
+            added = fitting.predict_rows(estimator, clean, coverage)
             take(piece, added)
+            if kept is not None:
+                kept.take(piece.texts, piece.places, clean, added)
             rows, flagged = rows + len(piece.texts), flagged + int(added["ood"].sum())
             if rows % PROGRESS_ROWS == 0:
                 _note(f"{rows} rows")
@@ -353,17 +380,23 @@ def _predict_pieces(
 
 
 def evaluate(
-    model: ModelFile, table: TableFile, skip_bad_rows: SkipBad = False, device: Device = "auto", as_json: Json = False
+    model: ModelFile,
+    table: TableFile,
+    report: Report = None,
+    skip_bad_rows: SkipBad = False,
+    device: Device = "auto",
+    as_json: Json = False,
 ) -> None:
     """Measures a model on a table that has the target.
 
     Example:
-        bochner evaluate model.bochner test.csv
+        bochner evaluate model.bochner test.csv --report test.html
     """
     with problems():
         check_file(table)
         bad_rows = _bad_rows_file(table, table)
-        check_outputs([bad_rows] if skip_bad_rows else [], [table, model])
+        _check_report(report)
+        check_outputs([*([bad_rows] if skip_bad_rows else []), *([report] if report else [])], [table, model])
         from bochner.evaluation import measure
         from bochner.tables.fitting import keep_readable
         from bochner.tables.reading import open_table, read_table
@@ -387,12 +420,21 @@ def evaluate(
             y = estimator.labels(y)
             if strange := sorted(set(y) - set(estimator.classes_)):
                 raise ValueError(f"{table} has the class '{strange[0]}', which the model does not know.")
-        found = measure(estimator.estimator_, how.transform(frame, changes), y)
+        clean = how.transform(frame, changes)
+        found = measure(estimator.estimator_, clean, y)
+        notes = [*source.notes, *notes, *changes.lines()]
         if source.bad:
             write_bad_rows(bad_rows, source.bad)
             notes.append(f"{len(source.bad)} rows cannot be used and are left out: {bad_rows}")
+        if report is not None:
+            from bochner.reports.model import Rows, measured_report
+
+            own = Rows(frame, clean, [piece.places[i] for i in rows], y)
+            about: Any = {"title": f"{table.name}: {target.name}", "unit": source.unit, "notes": notes}
+            _write_page(report, measured_report(estimator, own, say=_note, **about), "The report could not be written")
+            notes.append(f"written: {report}")
     _show(found, as_json)
-    for line in [] if as_json else [*source.notes, *notes, *changes.lines()]:
+    for line in [] if as_json else notes:
         console.print(f"  {line}", soft_wrap=True)
 
 

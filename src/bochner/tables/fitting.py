@@ -27,6 +27,8 @@ class TrainingTable:
         y: Targets, floats or labels.
         target: What the target was taken for.
         groups: A number for each row; equal rows have the same.
+        places: Where each row is in the file.
+        unit: What the places count: "line" or "row".
         bad: Rows that were left out.
         notes: What was made of the file.
     """
@@ -35,6 +37,8 @@ class TrainingTable:
     y: np.ndarray
     target: Target
     groups: np.ndarray
+    places: np.ndarray
+    unit: str = "row"
     bad: list[BadRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -68,9 +72,9 @@ def check_added(names: Sequence[str], target: str, classes: Any) -> None:
         raise TableError(f"The table has a column {listed(taken)}, which is what predictions are called; rename it.")
 
 
-def predict_rows(estimator: Any, table: Table, frame: Any, coverage: float, changes: Any) -> dict[str, np.ndarray]:
-    """The columns that a prediction adds to rows of a table, by name; ``table`` says how to read them."""
-    clean, model = table.transform(frame, changes), estimator.estimator_
+def predict_rows(estimator: Any, clean: pd.DataFrame, coverage: float) -> dict[str, np.ndarray]:
+    """The columns that a prediction adds to rows, by name; ``clean`` is what the model sees of them."""
+    model = estimator.estimator_
     names = added_names(estimator.target_.name, getattr(model, "classes_", None))
     score = model.ood_score(clean)
     strange = (score, score > model.ood_threshold_)
@@ -117,7 +121,8 @@ def read_training(
         raise TableError(*problems)
     used = frame[[column.name for column in table.used]].assign(**{"the target": y})
     groups = used.groupby(list(used.columns), sort=False).ngroup().to_numpy()
-    return TrainingTable(frame, y, understood, groups, list(source.bad), source.notes)
+    places = np.array(piece.places)[rows]
+    return TrainingTable(frame, y, understood, groups, places, source.unit, list(source.bad), source.notes)
 
 
 def _texts(frame: pd.DataFrame) -> list[np.ndarray]:

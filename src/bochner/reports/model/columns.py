@@ -1,0 +1,220 @@
+"""What columns do: how much a model needs each one, how predictions move along it, and what one row would become.
+
+A column of the file may be several inputs of the model (a date is days, month and weekday). They move together: every value that
+is tried is that of a real row, the donor.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bochner.reports.model.rows import (
+    COVERAGE,
+    Rows,
+    answers,
+    centres,
+    is_regression,
+    losses,
+    number,
+    numbers,
+    short,
+    shown,
+    total,
+)
+
+REPEATS = 5  # shuffles of a column
+SHUFFLED_ROWS = 8000  # rows that are predicted for the importances, over all columns and repeats
+CALL_ROWS = 2000  # rows of one call
+MOST_SHUFFLED = 200  # held-out rows that are shuffled
+MOST_IMPORTANT = 30  # columns that are measured; a single shuffle chooses them where there are more
+CURVES = 8  # columns with a dependence plot
+CURVE_ROWS = 30  # rows whose predictions a dependence plot follows
+GRID = 15  # values of a column that are tried
+MOST_CATEGORIES = 12
+MOST_CLASSES = 8  # that can be chosen
+BAND = (0.1, 0.9)  # quantiles of the rows' curves
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Importance:
+    """How much worse predictions become when a column is shuffled.
+
+    Attributes:
+        name: Of the column.
+        mean: Mean increase of RMSE or log loss over the shuffles.
+        std: Its standard deviation over them.
+    """
+
+    name: str
+    mean: float
+    std: float
+
+
+def importances(model: Any, held: Rows, say: Callable[[str], None]) -> list[Importance]:
+    """Of the columns of the file, the largest first."""
+    used = model.table_.used
+    rng = np.random.default_rng(SEED)
+    if len(used) > MOST_IMPORTANT:
+        few = held.spread(max(6, SHUFFLED_ROWS // len(used)))
+        first = {column.name: increase[0] for column, increase in _increases(model, few, used, 1, rng)}
+        used = sorted(used, key=lambda column: -first[column.name])[:MOST_IMPORTANT]
+    rows = held.spread(min(MOST_SHUFFLED, max(30, SHUFFLED_ROWS // (REPEATS * len(used)))))
+    say(f"the report shuffles {len(used)} columns of {len(rows)} rows, {REPEATS} times each")
+    found = [
+        Importance(column.name, float(np.mean(own)), float(np.std(own, ddof=1)))
+        for column, own in _increases(model, rows, used, REPEATS, rng)
+    ]
+    return sorted(found, key=lambda own: -own.mean)
+
+
+def _increases(
+    model: Any, rows: Rows, used: Any, repeats: int, rng: np.random.Generator
+) -> list[tuple[Any, list[float]]]:
+    """Increases of the error of rows when a column is shuffled among them, for each column and repeat."""
+    y: Any = rows.y
+    before = total(model, losses(model, y, centres(model, rows.clean)))
+    own, found = repeats * len(rows), []
+    step = max(1, CALL_ROWS // own)  # columns of a call: many short calls take long
+    for first in range(0, len(used), step):
+        some = used[first : first + step]
+        asked = _repeated(rows.clean, repeats * len(some))
+        for place, column in enumerate(some):
+            order = np.concatenate([rng.permutation(len(rows)) for _ in range(repeats)])
+            for name in column.outputs:
+                values = np.array(asked[name])
+                values[place * own : (place + 1) * own] = rows.clean[name].to_numpy()[order]
+                asked[name] = values
+        loss = losses(model, np.tile(y, repeats * len(some)), centres(model, asked)).reshape(len(some), repeats, -1)
+        found += [
+            (column, [total(model, one) - before for one in part]) for column, part in zip(some, loss, strict=True)
+        ]
+    return found
+
+
+def _repeated(clean: pd.DataFrame, times: int) -> pd.DataFrame:
+    return clean.iloc[np.tile(np.arange(len(clean)), times)].reset_index(drop=True)
+
+
+def moved(clean: pd.DataFrame, column: Any, donors: pd.DataFrame) -> pd.DataFrame:
+    """Rows that have, in one column of the file, the values of other rows."""
+    return clean.assign(**{name: donors[name].to_numpy() for name in column.outputs})
+
+
+def donors(column: Any, pool: Rows) -> np.ndarray:
+    """Positions of rows whose values of a column cover it: its frequent categories, or quantiles of its numbers; in order."""
+    values = pool.clean[column.outputs[0]]
+    if column.kind == "category":
+        texts = values.astype(object).where(values.notna(), "missing").astype(str)
+        counts = texts.value_counts(sort=True)
+        names = texts.to_numpy()
+        return np.array([int(np.argmax(names == level)) for level in counts.index[:MOST_CATEGORIES]])
+    there = np.nonzero(values.notna().to_numpy())[0]
+    own = values.to_numpy(dtype=float)[there]
+    levels = np.unique(np.quantile(own, np.linspace(0.01, 0.99, GRID), method="nearest"))
+    if len(np.unique(own)) <= GRID:
+        levels = np.unique(own)
+    return np.array([there[int(np.argmax(own == level))] for level in levels])
+
+
+def _labels(column: Any, rows: Rows) -> tuple[list[str], list[float | None]]:
+    """What values of a column are called, and where they lie on an axis."""
+    values = rows.clean[column.outputs[0]]
+    if column.kind == "category":
+        return ["missing" if pd.isna(value) else short(value) for value in values], [None] * len(rows)
+    x = numbers(values.to_numpy(dtype=float))
+    if column.kind == "number":
+        return ["missing" if value is None else shown(value) for value in x], x
+    return [short(text) or "missing" for text in rows.frame[column.name].astype(str)], x
+
+
+def dependence(
+    model: Any, names: list[str], pool: Rows, held: Rows, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """For the columns of some names: mean of the rows' predictions at each value, and the middle 80 % of them."""
+    rows, found = held.spread(CURVE_ROWS), []
+    say(f"the report moves {min(len(names), CURVES)} columns of {len(rows)} rows")
+    classes = 1 if is_regression(model) else min(MOST_CLASSES, len(model.estimator_.classes_))
+    for column in _columns(model, names):
+        at = pool.take(donors(column, pool))
+        asked = moved(_repeated(rows.clean, len(at)), column, at.clean.iloc[np.repeat(np.arange(len(at)), len(rows))])
+        curves = centres(model, asked).reshape(len(at), len(rows), -1)[:, :, :classes]
+        labels, x = _labels(column, at)
+        parts = {
+            "mean": curves.mean(1),
+            "low": np.quantile(curves, BAND[0], 1),
+            "high": np.quantile(curves, BAND[1], 1),
+        }
+        answer = {key: [numbers(own) for own in values.T] for key, values in parts.items()}
+        found.append(_described(column) | {"labels": labels, "x": x} | answer)
+    return found
+
+
+def _columns(model: Any, names: list[str]) -> list[Any]:
+    by_name = {column.name: column for column in model.table_.used}
+    return [by_name[name] for name in names[:CURVES]]
+
+
+def what_if(
+    model: Any, names: list[str], pool: Rows, chosen: Rows, titles: list[str], coverage: float = COVERAGE
+) -> list[dict[str, Any]]:
+    """For some rows: what the model says when one column takes other values, its own among them, and how strange that is."""
+    found, asked = [], []
+    for place, title in enumerate(titles):
+        row, curves = chosen.take([place]), []
+        for column in _columns(model, names):
+            at, start = _with_own(column, pool, row)
+            asked.append(moved(_repeated(row.clean, len(at)), column, at.clean))
+            labels, x = _labels(column, at)
+            curves.append(_described(column) | {"labels": labels, "x": x, "start": start})
+        found.append({"name": title, "line": row.places[0], "columns": curves})
+    every = pd.concat(asked)  # asked once: a call takes long, and more rows hardly longer
+    said, strange = answers(model, every, coverage), model.estimator_.ood_score(every)
+    ends = np.cumsum([len(own) for own in asked])
+    for curve, end in zip((curve for row in found for curve in row["columns"]), ends, strict=True):
+        own = slice(end - len(curve["labels"]), end)
+        curve |= {"answers": [numbers(line) for line in said[own]], "strange": numbers(strange[own])}
+    return found
+
+
+def _described(column: Any) -> dict[str, Any]:
+    """How the page draws a column."""
+    kinds = {"line": column.kind not in ("category", "truth"), "dates": column.kind in ("date", "time")}
+    return {"name": short(column.name), **kinds}
+
+
+def _with_own(column: Any, pool: Rows, row: Rows) -> tuple[Rows, int]:
+    """Rows with the values of a column that are tried, one of which is the row itself, and its position."""
+    first = column.outputs[0]
+    own = row.clean[first].iloc[0]
+    at = pool.take(donors(column, pool))
+    values = at.clean[first]
+    same = values.isna().to_numpy() if pd.isna(own) else (values == own).to_numpy()
+    at = at.take(np.nonzero(~same)[0])
+    start = 0
+    if column.kind != "category" and not pd.isna(own):
+        start = int(np.sum(at.clean[first].to_numpy(dtype=float) < float(own)))
+    frames = [pd.concat([part.iloc[:start], own, part.iloc[start:]]) for part, own in _pairs(at, row)]
+    places = [*at.places[:start], row.places[0], *at.places[start:]]
+    return Rows(frames[0], frames[1], places), start
+
+
+def _pairs(at: Rows, row: Rows) -> list[tuple[Any, Any]]:
+    """Cells and inputs of both."""
+    return [(at.frame, row.frame), (at.clean, row.clean)]
+
+
+def importance_chart(found: list[Importance]) -> list[dict[str, Any]]:
+    """Bars with a standard deviation on either side."""
+    return [
+        {
+            "name": short(own.name),
+            "value": number(own.mean),
+            "low": number(own.mean - own.std),
+            "high": number(own.mean + own.std),
+        }
+        for own in found
+    ]

@@ -1,0 +1,111 @@
+"""The page of a report: parts with tables and charts as one HTML file, with its style, script and numbers within.
+
+Texts are escaped by the template. Numbers for charts are JSON in an element that no browser executes, and the only script that may
+run is the one whose hash the page's policy names.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+import bochner
+from bochner.reports.model.rows import number, shown
+
+Cell = str | float | int | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a part.
+
+    Attributes:
+        caption: What it shows.
+        header: Names of its columns.
+        rows: Its rows: texts, or numbers, by which it can be sorted.
+        control: Whether it can be sorted and filtered.
+        shades: A share from 0 to 1 behind each cell after the first; none by default.
+        key: Its id on the page.
+    """
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    control: bool = False
+    shades: Sequence[Sequence[float]] = ()
+    key: str = ""
+
+    def is_number(self, place: int) -> bool:
+        """Whether a column holds numbers."""
+        return any(isinstance(line[place], int | float) for line in self.rows)
+
+    def cells(self) -> list[list[dict[str, Any]]]:
+        """What the template shows."""
+        return [[self._cell(cell, row, place) for place, cell in enumerate(line)] for row, line in enumerate(self.rows)]
+
+    def _cell(self, cell: Cell, row: int, place: int) -> dict[str, Any]:
+        shade = round(100 * self.shades[row][place - 1]) if self.shades and place else 0
+        if cell is None or isinstance(cell, str):
+            return {"text": "—" if cell is None else cell, "value": None, "shade": shade}
+        return {"text": shown(float(cell)), "value": number(float(cell)), "shade": shade}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the page.
+
+    Attributes:
+        title: Its heading.
+        text: A paragraph that says how to read it.
+        charts: Names of its charts among those of the page, each with a label.
+        tables: Its tables.
+    """
+
+    title: str
+    text: str = ""
+    charts: Sequence[tuple[str, str]] = ()
+    tables: Sequence[Table] = ()
+
+
+@dataclass
+class Page:
+    """What a report says.
+
+    Attributes:
+        title: Of the page.
+        note: A line under it.
+        answers: A question, its answer in a sentence or two, and whether it calls for care; the first things that are read.
+        parts: The rest, in order.
+        charts: What the script draws, by name; plain data.
+    """
+
+    title: str
+    note: str
+    answers: list[tuple[str, str, bool]]
+    parts: list[Part] = field(default_factory=list)
+    charts: dict[str, Any] = field(default_factory=dict)
+
+    def render(self) -> str:
+        """The page as HTML."""
+        own = files("bochner.reports.model")
+        template, style, script = (own.joinpath(f"page.{end}").read_text("utf-8") for end in ("html", "css", "js"))
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        # '<' would let a cell end the element; in JSON it can be written otherwise.
+        data = json.dumps(self.charts, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(
+            "<", "\\u003c"
+        )
+        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        return environment.from_string(template).render(
+            page=self,
+            style=Markup(style),
+            script=Markup(script),
+            digest=digest,
+            data=Markup(data),
+            version=bochner.__version__,
+        )

@@ -1,0 +1,341 @@
+"""Parts of a report: numbers as words, tables and charts."""
+
+from typing import Any
+
+import numpy as np
+
+from bochner import metrics
+from bochner.reports.model.page import Part, Table
+from bochner.reports.model.peers import Score, compared, likely
+from bochner.reports.model.rows import (
+    COVERAGE,
+    Rows,
+    class_numbers,
+    is_regression,
+    number,
+    numbers,
+    percent,
+    short,
+    shown,
+)
+from bochner.reports.model.strange import STRANGEST, reasons
+
+WORST = 10
+LEVELS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
+LEVEL_ROWS = 500  # rows whose quantiles are computed
+BINS = 10  # of confidence
+MOST_MATRIX = 12  # classes in a confusion matrix
+SHOWN_ROWS = 300
+SHOWN_COLUMNS = 30
+ERRORS = {True: "root mean squared error (RMSE)", False: "log loss (NLPD)"}
+
+
+def in_units(model: Any, value: float) -> str:
+    """An amount of the target, in its unit where it has one."""
+    unit = model.target_.column.unit if is_regression(model) else ""
+    return f"{shown(value)} {unit}".strip()
+
+
+# ------------------------------------------------------------------ the answer
+
+
+def how_good(model: Any, scores: list[Score]) -> tuple[str, str, bool]:
+    """The first answer: the error beside that of others."""
+    ours, *others = scores
+    count = len(ours.loss)
+    name = short(model.target_.name)
+    if is_regression(model):
+        text = (
+            f"On {count:,} rows that it has not seen, {name} is typically off by {in_units(model, ours.error)} (RMSE). "
+        )
+        text += "Instead, " + ", ".join(f"{own.name}: {in_units(model, own.error)}" for own in others) + "."
+    else:
+        right = ours.metrics["accuracy"]
+        text = f"On {count:,} rows that it has not seen, {name} is right in {percent(right)} (log loss {shown(ours.error)}). "
+        text += (
+            "Instead, "
+            + ", ".join(f"{own.name}: {percent(own.metrics['accuracy'])} ({shown(own.error)})" for own in others)
+            + "."
+        )
+    verdicts = {own.name: compared(ours, own) for own in others}
+    words = {"better": "better than", "equal": "no different, within chance, from", "worse": "worse than"}
+    said = []
+    for verdict, phrase in words.items():
+        if names := [own for own, found in verdicts.items() if found == verdict]:
+            said.append(f"{phrase} {_listed(names)}")
+    text += f" It is {', '.join(said)}."
+    return "How good is it?", text, "worse" in verdicts.values() or verdicts[others[-1].name] == "equal"
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def trusted(model: Any, ours: Score, found: np.ndarray) -> tuple[str, str, bool]:
+    """The second answer: whether the model is as sure as it may be."""
+    count = len(ours.loss)
+    if is_regression(model):
+        covered, what = ours.metrics["coverage_90"], "interval"
+        good = likely(covered, COVERAGE, count)
+        text = f"Its 90 % intervals hold the true value in {percent(covered)} of {count:,} rows."
+        verdict = (
+            "That is what they promise, within chance."
+            if good
+            else "They are too narrow: take them with care."
+            if covered < COVERAGE
+            else "They are wider than they need to be."
+        )
+        question = "Can its intervals be trusted?"
+    else:
+        sure, right = float(found.max(1).mean()), ours.metrics["accuracy"]
+        good, what = likely(right, sure, count), "probability"
+        text = f"It is {percent(sure)} sure on average, and right in {percent(right)} of {count:,} rows."
+        verdict = (
+            "That agrees, within chance."
+            if good
+            else "It is too sure of itself: take its probabilities with care."
+            if right < sure
+            else "It could be surer than it is."
+        )
+        question = "Can its probabilities be trusted?"
+    if count < 50:
+        verdict += f" {count} rows say little about {'an' if what[0] == 'i' else 'a'} {what}."
+    return question, f"{text} {verdict}", "with care" in verdict or count < 50
+
+
+def unlike(model: Any, flagged: int, count: int) -> tuple[str, str, bool]:
+    """The third answer: how many rows are unlike the data."""
+    expected = model.estimator_.false_alarm
+    share = flagged / max(count, 1)
+    text = f"{flagged:,} of {count:,} rows ({percent(share)}) are flagged as unlike the training data. "
+    more = share > expected and not likely(share, expected, count)
+    text += f"Of ordinary rows {percent(expected)} would be" + (
+        ": these rows differ, and what is said of them is less sure." if more else ", so that is no surprise."
+    )
+    return "Which rows are unlike the data?", text, more
+
+
+def score_part(model: Any, scores: list[Score], note: str) -> tuple[Part, dict[str, Any]]:
+    """The picture of the answer: errors of all models."""
+    regression = is_regression(model)
+    names = {"rmse": "RMSE", "r2": "R²", "coverage_90": "90 % interval covers", "width_90": "its mean width"}
+    names |= {"accuracy": "accuracy", "nlpd": "NLPD", "ece": "calibration error", "auc": "AUC"}
+    keys = [key for key in names if key in scores[0].metrics]
+    rows = [[own.name, *(own.metrics.get(key) for key in keys)] for own in scores]
+    unit = model.target_.column.unit if regression else ""
+    items = [
+        {
+            "name": own.name,
+            "value": number(own.error),
+            "low": number(own.error - 2 * own.error_se),
+            "high": number(own.error + 2 * own.error_se),
+            "plain": place > 0,
+        }
+        for place, own in enumerate(scores)
+    ]
+    label = f"{ERRORS[regression]} on held-out rows{f', in {unit}' if unit else ''}; shorter is better"
+    table = Table(
+        "Lower RMSE, NLPD and calibration error are better; higher R², accuracy and AUC.",
+        ["model", *(names[k] for k in keys)],
+        rows,
+    )
+    part = Part(
+        "Beside other models",
+        note,
+        [("scores", "Errors on held-out rows, with two standard errors on either side")],
+        [table],
+    )
+    return part, {"type": "bars", "items": items, "xlabel": label}
+
+
+# ------------------------------------------------------------------ rows
+
+
+def row_header(model: Any, known: bool, coverage: float = COVERAGE) -> list[str]:
+    """Names of what is said of a row, before its cells."""
+    if is_regression(model):
+        own = ["predicted", f"low ({100 * coverage:g} %)", "high"]
+        return [*own, *(["actual", "residual"] if known else []), "strangeness", "flagged"]
+    return ["predicted", "probability", *(["actual", "its probability"] if known else []), "strangeness", "flagged"]
+
+
+def row_cells(model: Any, rows: Rows, found: np.ndarray, scores: np.ndarray) -> list[list[Any]]:
+    """What is said of each row, as ``row_header`` names it."""
+    classes = getattr(model.estimator_, "classes_", None)
+    lines: list[list[Any]] = []
+    for place in range(len(rows)):
+        own = found[place]
+        if classes is None:
+            line = [float(value) for value in own]
+            line += [] if rows.y is None else [float(rows.y[place]), float(rows.y[place] - own[0])]
+        else:
+            best = int(own.argmax())
+            line = [short(classes[best]), float(own[best])]
+            if rows.y is not None:
+                line += [short(rows.y[place]), float(own[class_numbers(model, rows.y[[place]])[0]])]
+        strange = bool(scores[place] > model.estimator_.ood_threshold_)
+        lines.append([*line, float(scores[place]), "yes" if strange else "no"])
+    return lines
+
+
+def rows_table(
+    model: Any,
+    rows: Rows,
+    found: np.ndarray,
+    scores: np.ndarray,
+    names: list[str],
+    caption: str,
+    *,
+    unit: str,
+    key: str = "",
+    coverage: float = COVERAGE,
+) -> Table:
+    """Rows with what is said of them and their cells as they are in the file."""
+    header = [unit, *row_header(model, rows.y is not None, coverage), *(short(name) for name in names)]
+    cells = [[short(text) for text in rows.frame[name].astype(str)] for name in names]
+    said = row_cells(model, rows, found, scores)
+    lines = [
+        [str(rows.places[place]), *said[place], *(column[place] for column in cells)] for place in range(len(rows))
+    ]
+    return Table(caption, header, lines, control=True, key=key)
+
+
+def strange_part(model: Any, rows: Rows, found: np.ndarray, scores: np.ndarray, unit: str) -> Part:
+    """The strangest rows, and which column is strange."""
+    at = np.argsort(-scores, kind="stable")[:STRANGEST]
+    own = rows.take(at)
+    why = reasons(model, own, scores[at])
+    said = row_cells(model, own, found[at], scores[at])
+    header = [unit, "strange column", "its value", *row_header(model, rows.y is not None)]
+    lines = [[str(own.places[i]), *why[i], *said[i]] for i in range(len(own))]
+    text = (
+        "Strangeness goes from 0 to 1: at 0.95 one ordinary row in twenty looks as strange. Rows above "
+        f"{shown(model.estimator_.ood_threshold_)} are flagged. The strange column is the one whose typical value "
+        "makes the row most ordinary."
+    )
+    return Part("The strangest rows", text, (), [Table(f"The {len(own)} strangest rows.", header, lines, control=True)])
+
+
+def worst_table(
+    model: Any, rows: Rows, found: np.ndarray, scores: np.ndarray, loss: np.ndarray, names: list[str], unit: str
+) -> Part:
+    """The rows with the largest errors."""
+    at = np.argsort(-loss, kind="stable")[:WORST]
+    table = rows_table(model, rows.take(at), found[at], scores[at], names, f"The {len(at)} largest errors.", unit=unit)
+    flagged = int(np.sum(scores[at] > model.estimator_.ood_threshold_))
+    text = f"{flagged} of these {len(at)} rows are flagged as unlike the training data."
+    return Part("The worst errors", text, (), [table])
+
+
+# ------------------------------------------------------------------ how sure
+
+
+def residual_part(model: Any, rows: Rows, found: np.ndarray, scores: np.ndarray) -> tuple[Part, dict[str, Any]]:
+    """Residuals against predictions; for classes, the probability of the actual class against strangeness."""
+    threshold = model.estimator_.ood_threshold_
+    y: Any = rows.y
+    if is_regression(model):
+        x, up, title = found[:, 0], y - found[:, 0], "Residuals against prediction"
+        chart = {"xlabel": "predicted", "ylabel": "actual − predicted", "level": 0}
+    else:
+        x, up = scores, found[np.arange(len(y)), class_numbers(model, y)]
+        title = "Probability of the actual class"
+        chart = {"xlabel": "strangeness", "ylabel": "probability of the actual class", "ys": [0, 1]}
+    points = [
+        [number(float(a)), number(float(b)), place, bool(s > threshold)]
+        for place, (a, b, s) in enumerate(zip(x, up, scores, strict=True))
+    ]
+    text = f"Each point is a row, {len(rows):,} of them; flagged rows have another colour. Point at one to read its values."
+    return Part(title, text, [("residuals", title)]), {"type": "points", "points": points, **chart}
+
+
+def interval_part(model: Any, held: Rows, found: np.ndarray) -> tuple[Part, dict[str, Any]]:
+    """Calibration of intervals, and coverage in quarters of the prediction."""
+    rows = held.spread(LEVEL_ROWS)
+    y: Any = rows.y
+    half = np.array(LEVELS) / 2
+    ends = model.estimator_.predict_quantiles(rows.clean, np.concatenate([0.5 - half, 0.5 + half]))
+    ends = ends.reshape(len(rows), 2, len(LEVELS))
+    observed = [metrics.coverage(y, ends[:, 0, k], ends[:, 1, k]) for k in range(len(LEVELS))]
+    chart = {"type": "lines", "x": list(LEVELS), "y": numbers(observed), "diagonal": True, "xs": [0, 1], "ys": [0, 1]}
+    chart |= {"xlabel": "probability that an interval promises", "ylabel": "share of rows that it holds"}
+    groups = Table(
+        "Coverage of the 90 % interval in quarters of the prediction.",
+        ["quarter", "predicted from", "to", "rows", "covered", "mean width", "RMSE"],
+        _quarters(held.y, found),
+    )
+    levels = Table(
+        "Intervals of several levels.",
+        ["promised", "held"],
+        [[percent(a), percent(b)] for a, b in zip(LEVELS, observed, strict=True)],
+    )
+    text = f"Points below the line: intervals are too narrow; above: too wide. From {len(rows):,} rows."
+    return Part(
+        "Calibration and coverage", text, [("calibration", "Observed against promised coverage")], [groups, levels]
+    ), chart
+
+
+def _quarters(y: Any, found: np.ndarray) -> list[list[Any]]:
+    order = np.argsort(found[:, 0], kind="stable")
+    lines: list[list[Any]] = []
+    for place, at in enumerate(np.array_split(order, 4)):
+        if len(at):
+            mean, low, high = found[at].T
+            ends = [float(mean.min()), float(mean.max())]
+            covered = percent(metrics.coverage(y[at], low, high))
+            lines.append(
+                [f"{place + 1}", *ends, len(at), covered, float(np.mean(high - low)), metrics.rmse(y[at], mean)]
+            )
+    return lines
+
+
+def reliability_part(model: Any, held: Rows, found: np.ndarray) -> tuple[Part, dict[str, Any]]:
+    """Accuracy against confidence in bins of equal width, those of ``metrics.ece``, and for each predicted class."""
+    y: Any = held.y
+    sure, right = found.max(1), found.argmax(1) == class_numbers(model, y)
+    index = np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
+    bins = [(n, index == n) for n in np.unique(index)]
+    lines = [
+        [
+            f"{100 * n / BINS:.0f} to {100 * (n + 1) / BINS:.0f} %",
+            int(own.sum()),
+            percent(sure[own].mean()),
+            percent(right[own].mean()),
+        ]
+        for n, own in bins
+    ]
+    x, up = ([number(float(values[own].mean())) for _, own in bins] for values in (sure, right))
+    chart = {"type": "lines", "x": x, "y": up, "diagonal": True, "xs": [0, 1], "ys": [0, 1]}
+    chart |= {"xlabel": "probability that it gives its class", "ylabel": "share in which it is right"}
+    groups = []
+    for label in np.unique(found.argmax(1)):
+        own = found.argmax(1) == label
+        name = short(model.estimator_.classes_[label])
+        groups.append([name, int(own.sum()), percent(sure[own].mean()), percent(right[own].mean())])
+    header = ["rows", "mean probability", "right"]
+    tables = [
+        Table("By the class that is predicted.", ["predicted", *header], groups, control=len(groups) > 5),
+        Table("By the probability of that class.", ["probability", *header], lines),
+    ]
+    text = "How often the most probable class is right. Below the line: too sure."
+    return Part("Reliability", text, [("calibration", "Share right against probability")], tables), chart
+
+
+def confusion_part(model: Any, held: Rows, found: np.ndarray) -> Part:
+    """Rows by their actual and their predicted class."""
+    y: Any = held.y
+    classes = model.estimator_.classes_
+    actual, predicted = class_numbers(model, y), found.argmax(1)
+    counts = np.zeros((len(classes), len(classes)), dtype=int)
+    np.add.at(counts, (actual, predicted), 1)
+    most = np.sort(np.argsort(-(counts.sum(0) + counts.sum(1)), kind="stable")[:MOST_MATRIX])
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    rows = [[short(classes[i]), *(int(counts[i, j]) for j in most)] for i in most]
+    cut = f" The {MOST_MATRIX} most frequent of {len(classes)} classes." if len(classes) > MOST_MATRIX else ""
+    table = Table(
+        f"Rows of each actual class (lines) by predicted class (columns).{cut}",
+        ["actual", *(short(classes[j]) for j in most)],
+        rows,
+        shades=[[float(shares[i, j]) for j in most] for i in most],
+    )
+    return Part("Confusion matrix", "A cell is darker the larger its share of the line.", (), [table])

@@ -1,0 +1,282 @@
+"""Whole reports: of a model on rows with known targets, and of predictions."""
+
+import platform
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import sklearn
+import torch
+
+import bochner
+from bochner.estimators.members import describe
+from bochner.reports.model import parts
+from bochner.reports.model.collecting import Collected
+from bochner.reports.model.columns import (
+    BAND,
+    CURVE_ROWS,
+    MOST_CLASSES,
+    MOST_SHUFFLED,
+    REPEATS,
+    dependence,
+    importance_chart,
+    importances,
+    what_if,
+)
+from bochner.reports.model.page import Page, Part, Table
+from bochner.reports.model.peers import constant_score, own_score, peer_scores
+from bochner.reports.model.rows import COVERAGE, Rows, answers, is_regression, number, numbers, percent, short, shown
+
+Say = Callable[[str], None]
+FITTED = (
+    "All models learn from the same rows and the same encoded columns; the others are scikit-learn's: ridge or logistic "
+    "regression, a forest of 100 trees, and a constant. The spread of a peer is that of its errors on rows that it left out."
+)
+EVALUATED = (
+    "The comparison knows these very rows: no constant does better on them. The report of 'bochner fit' has a linear model and a "
+    "random forest beside it; they need the rows that the model learned from."
+)
+
+
+def measured_report(
+    model: Any, held: Rows, *, title: str, unit: str, notes: Sequence[str] = (), train: Rows | None = None, say: Say
+) -> Page:
+    """The report on a model for tables, from rows with known targets that it has not seen.
+
+    Args:
+        model: A fitted TableRegressor or TableClassifier.
+        held: The rows.
+        title: Of the page.
+        unit: What the places of rows count: "line" or "row".
+        notes: What was made of the file.
+        train: The rows that the model was fitted to, where they are at hand: other models are fitted to them and compared.
+        say: Called with a line about what goes on.
+    """
+    if held.y is None or not len(held):
+        raise ValueError(f"The held parameter must hold rows and their targets, got {len(held)} rows.")
+    say(f"the report predicts {len(held)} rows")
+    found, strange = answers(model, held.clean), model.estimator_.ood_score(held.clean)
+    ours = own_score(model, held, found)
+    same = "the mean of these rows" if is_regression(model) else "class shares of these rows"
+    others = peer_scores(model, train, held, say) if train else [constant_score(model, same, held.y, held.y)]
+    scores = [ours, *others]
+    flagged = int(np.sum(strange > model.estimator_.ood_threshold_))
+    cards = [parts.how_good(model, scores), parts.trusted(model, ours, found), parts.unlike(model, flagged, len(held))]
+    page = Page(title, _note(model, train, held), cards)
+    _add(page, "scores", parts.score_part(model, scores, FITTED if train else EVALUATED))
+    names = _add_columns(page, model, train or held, held, found, strange, ours.loss, unit, say)
+    some = held.spread(parts.SHOWN_ROWS)
+    at = np.arange(len(held)) if some is held else np.linspace(0, len(held) - 1, len(some)).round().astype(int)
+    _add(page, "residuals", parts.residual_part(model, some, found[at], strange[at]))
+    if is_regression(model):
+        _add(page, "calibration", parts.interval_part(model, held, found))
+    else:
+        page.parts.append(parts.confusion_part(model, held, found))
+        _add(page, "calibration", parts.reliability_part(model, held, found))
+    page.parts.append(parts.worst_table(model, held, found, strange, ours.loss, names, unit))
+    page.parts.append(parts.strange_part(model, held, found, strange, unit))
+    page.parts.append(_rows_part(model, some, found[at], strange[at], names, unit, len(held)))
+    page.parts += _about(model, notes)
+    return page
+
+
+def _add(page: Page, name: str, part: tuple[Part, dict[str, Any]]) -> None:
+    page.parts.append(part[0])
+    page.charts[name] = part[1]
+
+
+def _note(model: Any, train: Rows | None, rows: Rows) -> str:
+    learned = f"{len(train):,} rows learned from, {len(rows):,} held out" if train else f"{len(rows):,} rows"
+    kind = "a number" if is_regression(model) else f"one of {len(model.estimator_.classes_)} classes"
+    when = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    return f"Target: {short(model.target_.name)}, {kind}. {learned}. {when}."
+
+
+# ------------------------------------------------------------------ columns
+
+
+def _add_columns(
+    page: Page,
+    model: Any,
+    pool: Rows,
+    held: Rows,
+    found: np.ndarray,
+    strange: np.ndarray,
+    loss: np.ndarray,
+    unit: str,
+    say: Say,
+) -> list[str]:
+    """Adds importance, dependence and what-if; returns names of columns, the most important first."""
+    ranked = importances(model, held, say)
+    error = parts.ERRORS[is_regression(model)]
+    text = (
+        f"How much larger the {error} becomes when a column is shuffled among the held-out rows, up to {MOST_SHUFFLED} of them. "
+        f"Bars are means of {REPEATS} shuffles, whiskers a standard deviation on either side. Columns that say the same share "
+        "their importance."
+    )
+    chart = {"type": "bars", "items": importance_chart(ranked), "xlabel": f"increase of the {error}"}
+    _add(page, "importance", (Part("Which columns matter", text, [("importance", "Permutation importance")]), chart))
+    names = [own.name for own in ranked]
+    classes, first = _classes(model)
+    curves = dependence(model, names, pool, held, say)
+    text = (
+        f"The mean prediction of {len(held.spread(CURVE_ROWS))} rows when one column takes other values and the rest stay. The "
+        f"band, or whisker, holds the middle {100 * (BAND[1] - BAND[0]):.0f} % of these rows. It shows what the model does, not "
+        "what causes what."
+    )
+    chart = {"type": "dependence", "columns": curves, "classes": classes[:MOST_CLASSES], "first": first}
+    chart["ylabel"] = f"predicted {short(model.target_.name)}"
+    _add(page, "dependence", (Part("How predictions move", text, [("dependence", "Dependence on a column")]), chart))
+    _add(page, "what_if", _what_if_part(model, names, pool, held, found, strange, loss, unit, say))
+    return [*names, *(own.name for own in model.table_.used if own.name not in names)][: parts.SHOWN_COLUMNS]
+
+
+def _classes(model: Any) -> tuple[list[str], int]:
+    """Names of the classes, and the one that is shown first: of two the second."""
+    if is_regression(model):
+        return [], 0
+    names = [short(name) for name in model.estimator_.classes_]
+    return names, 1 if len(names) == 2 else 0
+
+
+def _what_if_part(
+    model: Any,
+    names: list[str],
+    pool: Rows,
+    held: Rows,
+    found: np.ndarray,
+    strange: np.ndarray,
+    loss: np.ndarray,
+    unit: str,
+    say: Say,
+) -> tuple[Part, dict[str, Any]]:
+    order = np.argsort(found[:, 0], kind="stable")
+    picks = {
+        "an ordinary row": int(np.argmin(strange)),
+        "a middle prediction": int(order[len(order) // 2]),
+        "a low prediction" if is_regression(model) else "sure of another class": int(order[len(order) // 20]),
+        "a high prediction" if is_regression(model) else "sure of the first class": int(order[-1 - len(order) // 20]),
+        "the worst error": int(np.argmax(loss)),
+        "the strangest row": int(np.argmax(strange)),
+    }
+    titles = [f"{name} ({unit} {held.places[at]})" for name, at in picks.items()]
+    say(f"the report moves the columns of {len(picks)} rows, one at a time")
+    rows = what_if(model, names, pool, held.take(list(picks.values())), titles)
+    chart = {
+        "type": "whatIf",
+        "rows": rows,
+        "classes": _classes(model)[0],
+        "ylabel": f"predicted {short(model.target_.name)}",
+    }
+    chart |= {"threshold": number(model.estimator_.ood_threshold_), "band": f"{100 * COVERAGE:.0f} %"}
+    text = (
+        "Choose a row and move one column at a time: all other columns keep the row's values. The predictions were "
+        f"computed when this page was made, for {len(picks)} rows and the values that the slider stops at."
+    )
+    return Part("What if", text, [("what_if", "Prediction of the chosen row")]), chart
+
+
+def _rows_part(
+    model: Any,
+    rows: Rows,
+    found: np.ndarray,
+    strange: np.ndarray,
+    names: list[str],
+    unit: str,
+    count: int,
+    coverage: float = COVERAGE,
+) -> Part:
+    cut = f"{len(rows):,} of {count:,} rows" if len(rows) < count else f"All {count:,} rows"
+    used = len(model.table_.used)
+    columns = f", {len(names)} of {used} columns" if len(names) < used else ""
+    table = parts.rows_table(
+        model, rows, found, strange, names, f"{cut}{columns}.", unit=unit, key="rows", coverage=coverage
+    )
+    return Part("Rows", "Click a heading to sort. Long cells are cut.", (), [table])
+
+
+# ------------------------------------------------------------------ predictions
+
+
+def predicted_report(
+    model: Any, kept: Collected, *, title: str, unit: str, coverage: float, notes: Sequence[str]
+) -> Page:
+    """A short report on predictions for rows whose targets are not known; parameters as those of ``measured_report``."""
+    rows, found, strange, first = kept.kept()
+    card = ("What is this?", _predicted_sentence(model, kept, found[first]), False)
+    page = Page(title, _note(model, None, rows).replace(f"{len(rows):,} rows", f"{kept.rows:,} rows"), [card])
+    page.answers.append(parts.unlike(model, kept.flagged, kept.rows))
+    _add(page, "predictions", _predictions_part(model, kept, found[first], coverage))
+    page.parts.append(parts.strange_part(model, rows, found, strange, unit))
+    names = [column.name for column in model.table_.used][: parts.SHOWN_COLUMNS]
+    own = rows.take(first)
+    page.parts.append(_rows_part(model, own, found[first], strange[first], names, unit, kept.rows, coverage))
+    page.parts += _about(model, notes)
+    return page
+
+
+def _predicted_sentence(model: Any, kept: Collected, found: np.ndarray) -> str:
+    text = f"Predictions of {short(model.target_.name)} for {kept.rows:,} rows. "
+    if is_regression(model):
+        low, middle, high = (parts.in_units(model, float(v)) for v in np.quantile(found[:, 0], (0.1, 0.5, 0.9)))
+        which = f" of the first {len(found):,}" if len(found) < kept.rows else ""
+        text += f"The median{which} is {middle}; eight in ten lie between {low} and {high}."
+    else:
+        text += (
+            "; ".join(f"{short(name)}: {percent(count / kept.rows)}" for name, count in kept.classes.most_common(5))
+            + "."
+        )
+    return text + " How good they are cannot be seen without the true values: 'bochner evaluate' measures it."
+
+
+def _predictions_part(model: Any, kept: Collected, found: np.ndarray, coverage: float) -> tuple[Part, dict[str, Any]]:
+    if not is_regression(model):
+        items = [{"name": short(name), "value": count} for name, count in kept.classes.most_common(parts.MOST_MATRIX)]
+        label = "Rows by predicted class"
+        return Part("Predictions", "", [("predictions", label)]), {"type": "bars", "items": items, "xlabel": "rows"}
+    mean, low, high = found[np.argsort(found[:, 0], kind="stable")].T
+    chart = {
+        "type": "lines",
+        "x": list(range(1, len(mean) + 1)),
+        "y": numbers(mean),
+        "low": numbers(low),
+        "high": numbers(high),
+    }
+    chart |= {"xlabel": "rows, sorted by prediction", "ylabel": f"predicted {short(model.target_.name)}"}
+    label = f"Predictions of the first {len(mean):,} rows, with bands of {100 * coverage:g} %"
+    return Part("Predictions", "", [("predictions", label)]), chart
+
+
+# ------------------------------------------------------------------ settings
+
+
+def _about(model: Any, notes: Sequence[str]) -> list[Part]:
+    """What was done with the columns, the settings and the versions; at the end of every report."""
+    columns: list[list[Any]] = [[short(own.name), short(own.note, 300)] for own in model.table_.columns]
+    columns.append([short(model.target_.name), short(f"the target, {model.target_.note}", 300)])
+    table = Table("What was done with each column.", ["column", "taken as"], columns, control=len(columns) > 10)
+    inner = model.estimator_
+    kernels = inner.kernel if isinstance(inner.kernel, tuple | list) else (inner.kernel,)
+    found = {
+        "kernel": ", ".join(map(str, kernels)),
+        "hidden layers": ", ".join(map(str, inner.hidden_layer_sizes)) or "none",
+        "members": describe(inner.mixtures_[0].members),
+        "false alarm": percent(inner.false_alarm),
+        "flagged above": shown(inner.ood_threshold_),
+        "seed": str(inner.random_state),
+        "budget": "none" if inner.budget is None else f"{inner.budget:.3g} s",
+    }
+    if is_regression(model):
+        found |= {
+            "prior standard deviation": parts.in_units(model, inner.prior_std_),
+            "noise": parts.in_units(model, inner.noise_),
+        }
+    versions = {"bochner": bochner, "torch": torch, "scikit-learn": sklearn}
+    found["versions"] = ", ".join(f"{name} {own.__version__}" for name, own in versions.items())
+    found["Python"] = platform.python_version()
+    settings = Table(
+        "Settings of the model, and versions.", ["setting", "value"], [[k, short(v, 300)] for k, v in found.items()]
+    )
+    said = [Part("What was made of the file", " ".join(short(f"{line}.", 300) for line in notes))] if notes else []
+    return [Part("Columns", "", (), [table]), *said, Part("Settings", "", (), [settings])]

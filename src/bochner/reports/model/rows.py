@@ -1,0 +1,111 @@
+"""Rows of a table as a report sees them, and what a model says of each: the one place that asks the model."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+COVERAGE = 0.9  # of the intervals in a report
+LONGEST = 60  # letters of a cell or name that are shown
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table.
+
+    Attributes:
+        frame: The cells as they are in the file.
+        clean: The numbers and categories that the model sees of them.
+        places: The line or row of the file that each one is.
+        y: Targets, floats or labels; None where they are not known.
+    """
+
+    frame: pd.DataFrame
+    clean: pd.DataFrame
+    places: Sequence[int]
+    y: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.clean)
+
+    def take(self, at: Any) -> "Rows":
+        """Those at some positions."""
+        at = np.asarray(at, dtype=int)
+        y = None if self.y is None else self.y[at]
+        return Rows(self.frame.iloc[at], self.clean.iloc[at], [self.places[i] for i in at], y)
+
+    def spread(self, most: int) -> "Rows":
+        """At most so many of them, evenly spaced."""
+        return self if len(self) <= most else self.take(np.linspace(0, len(self) - 1, most).round())
+
+
+def is_regression(model: Any) -> bool:
+    """Whether a model for tables predicts a number."""
+    return model.target_.task == "regression"
+
+
+def answers(model: Any, clean: pd.DataFrame, coverage: float = COVERAGE) -> np.ndarray:
+    """What a model says of rows: mean, low and high end of the interval, (n, 3); or class probabilities, (n, c)."""
+    inner = model.estimator_
+    if is_regression(model):
+        return np.column_stack([inner.predict(clean), inner.predict_interval(clean, coverage)])
+    return inner.predict_proba(clean)
+
+
+def centres(model: Any, clean: pd.DataFrame) -> np.ndarray:
+    """The same without intervals: means, (n, 1), or class probabilities, (n, c)."""
+    inner = model.estimator_
+    return inner.predict(clean)[:, None] if is_regression(model) else inner.predict_proba(clean)
+
+
+def class_numbers(model: Any, y: np.ndarray) -> np.ndarray:
+    """The column of ``predict_proba`` that each label is."""
+    return np.searchsorted(model.estimator_.classes_, y)
+
+
+def losses(model: Any, y: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """Squared error of each row, or minus the log probability of its class; from ``answers`` or ``centres``."""
+    if is_regression(model):
+        return (y - found[:, 0]) ** 2
+    own = found[np.arange(len(y)), class_numbers(model, y)]
+    return -np.log(np.maximum(own, np.finfo(float).tiny))
+
+
+def total(model: Any, loss: np.ndarray) -> float:
+    """RMSE, or mean log loss, of losses of rows."""
+    return math.sqrt(float(loss.mean())) if is_regression(model) else float(loss.mean())
+
+
+def short(text: Any, most: int = LONGEST) -> str:
+    """A text that is cut where it is long."""
+    plain = " ".join(str(text).encode("utf-8", "replace").decode().split())
+    return plain if len(plain) <= most else f"{plain[: most - 1]}…"
+
+
+def number(value: float | None) -> float | None:
+    """A number as the page keeps it: six digits; None where it is none."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
+
+def numbers(values: Any) -> list[float | None]:
+    """The same for several."""
+    return [number(float(value)) for value in values]
+
+
+def shown(value: float | None) -> str:
+    """A number as it is read: four digits; thousands set apart from 10,000 on, so that a year looks like one."""
+    if value is None or not math.isfinite(value):
+        return "—"
+    if value != 0 and not 1e-3 <= abs(value) < 1e9:
+        return f"{value:.3g}".replace("-", "−")
+    digits = 0 if value == 0 or value == round(value) else max(0, 3 - math.floor(math.log10(abs(value))))
+    apart = "," if abs(value) >= 1e4 else ""
+    return f"{value:{apart}.{digits}f}".replace("-", "−")
+
+
+def percent(share: float) -> str:
+    """A share as it is read."""
+    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"

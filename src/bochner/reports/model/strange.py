@@ -1,0 +1,81 @@
+"""Which rows are unlike the training data, and which column makes them so."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bochner.reports.model.rows import Rows, percent, short, shown
+
+STRANGEST = 20
+CANDIDATES = 10  # columns of a row, the rarest values first, that are put right one at a time
+NOTICEABLE = 0.005  # fall of the score when a column is put right
+FAR = 3.0  # standard deviations from which on a number is said to be far
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value of an input: how rare it is (comparable to standard deviations) and in which words."""
+
+    rarity: float
+    words: str
+
+
+def _value(known: Any, value: Any) -> _Value:
+    """Of an input of the model, by what ``columns_`` has learnt about it."""
+    missing = pd.isna(value)
+    if known.categories is not None:
+        text = "missing" if missing else str(value)
+        if text not in known.categories:
+            return _Value(math.inf, f"{short(text)}: never seen in training")
+        share = known.shares[known.categories.index(text)]
+        return _Value(
+            math.sqrt((1 - share) / max(share, 1e-12)), f"{short(text)}: {percent(share)} of the training rows"
+        )
+    if missing:
+        rare = math.sqrt((1 - known.missing) / known.missing) if known.missing else math.inf
+        return _Value(rare, f"missing: {percent(known.missing)} of the training rows")
+    away = (float(value) - known.mean) / known.scale
+    side = "above" if away > 0 else "below"
+    return _Value(
+        abs(away), f"{shown(float(value))}: {abs(away):.1f} standard deviations {side} the mean, {shown(known.mean)}"
+    )
+
+
+def _typical(known: Any) -> Any:
+    return known.mean if known.categories is None else known.categories[int(np.argmax(known.shares))]
+
+
+def reasons(model: Any, rows: Rows, scores: np.ndarray) -> list[tuple[str, str]]:
+    """For each row the column that makes it strange (of a date or text, the part of it) and what is strange about its value.
+
+    It is the column whose typical value in place of the row's own lowers the score most. Where none does, it is the column with a
+    value far from all others, or the row is strange as a combination.
+    """
+    inner, used = model.estimator_, model.table_.used
+    known = dict(zip(model.table_.outputs, inner.columns_.columns, strict=True))
+    typical = {name: _typical(own) for name, own in known.items()}
+    rarest, asked = [], []
+    for place in range(len(rows)):
+        row = rows.clean.iloc[place]
+        values = {name: _value(own, row[name]) for name, own in known.items()}
+        worst = {column: max(column.outputs, key=lambda name: values[name].rarity) for column in used}
+        ordered = sorted(used, key=lambda column: -values[worst[column]].rarity)[:CANDIDATES]
+        rarest.append([(worst[column], values[worst[column]]) for column in ordered])
+        asked += [rows.clean.iloc[[place]].assign(**{n: typical[n] for n in column.outputs}) for column in ordered]
+    if not asked:
+        return []
+    healed = inner.ood_score(pd.concat(asked)[list(known)]).reshape(len(rows), -1)
+    return [_reason(own, score - after) for own, score, after in zip(rarest, scores, healed, strict=True)]
+
+
+def _reason(rarest: list[tuple[str, _Value]], falls: np.ndarray) -> tuple[str, str]:
+    best = int(np.argmax(falls))
+    if falls[best] < NOTICEABLE:
+        best = 0
+        if rarest[0][1].rarity < FAR:
+            return "several together", "no single value is rare: their combination is"
+    name, value = rarest[best]
+    return short(name), value.words
