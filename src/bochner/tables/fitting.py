@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 from sklearn.model_selection import train_test_split
 
-from bochner.tables.columns import as_cells, file_decimal
 from bochner.tables.errors import TableError, listed
 from bochner.tables.estimators import TableClassifier, TableRegressor
 from bochner.tables.reading import BadRow, Piece, Source, open_table, read_table
-from bochner.tables.table import MOST_INPUTS, Table, Target
+from bochner.tables.table import MOST_INPUTS, Signs, Table, Target
 
 LEAST_ROWS = 10
 
@@ -27,6 +26,7 @@ class TrainingTable:
         y: Targets, floats or labels.
         target: What the target was taken for.
         groups: A number for each row; equal rows have the same.
+        table: What the columns were taken for.
         bad: Rows that were left out.
         notes: What was made of the file.
     """
@@ -35,6 +35,7 @@ class TrainingTable:
     y: np.ndarray
     target: Target
     groups: np.ndarray
+    table: Table
     bad: list[BadRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -102,14 +103,15 @@ def read_training(
         except TableError as error:
             problems.extend(error.problems)
 
-    understood: Any = tried(lambda: Target.learn(target, texts, task, file_decimal(_texts(piece.texts))))
+    signs = Signs.learn(piece.texts, drop)
+    understood: Any = tried(lambda: Target.learn(target, texts, task, signs.decimal))
     y, rows = (np.zeros(0), np.arange(len(frame))) if understood is None else keep_readable(source, piece, understood)
     if not skip_bad:
         tried(source.check_bad)
     frame = frame.iloc[rows].reset_index(drop=True)
     if len(frame) < LEAST_ROWS:
         problems.append(f"At least {LEAST_ROWS} rows are needed, {path} has {len(frame)} that can be used.")
-    table: Any = tried(lambda: Table.learn(frame, drop))
+    table: Any = tried(lambda: Table.learn(frame, drop, signs))
     if understood is not None:
         classes = np.unique(y) if understood.task == "classification" else None
         tried(lambda: check_added(list(frame.columns), target, classes))
@@ -117,11 +119,7 @@ def read_training(
         raise TableError(*problems)
     used = frame[[column.name for column in table.used]].assign(**{"the target": y})
     groups = used.groupby(list(used.columns), sort=False).ngroup().to_numpy()
-    return TrainingTable(frame, y, understood, groups, list(source.bad), source.notes)
-
-
-def _texts(frame: pd.DataFrame) -> list[np.ndarray]:
-    return [as_cells(frame[name]) for name in frame.columns]
+    return TrainingTable(frame, y, understood, groups, table, list(source.bad), source.notes)
 
 
 def _check_names(source: Source, target: str, drop: Sequence[str]) -> None:
@@ -177,8 +175,7 @@ def fit_table(table: TrainingTable, *, share: float, drop: Sequence[str], **opti
     kind = TableRegressor if table.target.task == "regression" else TableClassifier
     estimator = kind(drop=drop, **options)
     x, y = table.frame, table.y
-    estimator.fit(x.iloc[train], pd.Series(y[train], name=table.target.name))
-    estimator.target_ = table.target
+    estimator.fit_understood(table.table, table.target, x.iloc[train], y[train])
     estimator.verbose = estimator.estimator_.verbose = False
     known = held[np.isin(y[held], y[train])] if table.target.task == "classification" else held
     return FittedTable(estimator, (x.iloc[train], y[train]), (x.iloc[known], y[known]), len(held) - len(known))
