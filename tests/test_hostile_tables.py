@@ -14,6 +14,8 @@ from bochner.estimators.spread import Spread
 from bochner.storage import save
 from bochner.tables.cells import as_number
 from bochner.tables.errors import TableError
+from bochner.tables.fitting import read_training
+from bochner.tables.reading import open_table
 from bochner.tables.table import Changes, Signs, Table, Target
 from messy import cars, german
 
@@ -162,10 +164,90 @@ def test_names_of_columns_that_collide_are_refused():
         Table.learn(table)
 
 
-@pytest.mark.parametrize(("text", "value"), [("1,234e5", None), ("1,234", 1234.0), ("1.5e5", 150_000.0)])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1,234e5", None),
+        ("1,234", 1234.0),
+        ("1.5e5", 150_000.0),
+        ("12k", 12_000.0),
+        ("$1.5M", 1_500_000.0),
+        ("12km", 12.0),
+        ("3.5 kWh", 3.5),
+        ("12.-", 12.0),
+        ("12,- €", 12.0),
+        ("2,500 EUR/m²", 2500.0),
+        ("'17'", 17.0),
+        ("ca. 30", 30.0),
+        ("<5", 5.0),
+        ("<=50K", None),
+        ("5+", None),
+    ],
+)
 def test_cells_are_numbers_or_not(text, value):
     found = as_number(text, ".")
     assert (found and found[0]) == value
+
+
+def test_targets_say_what_stands_in_the_way():
+    cells = pd.Series(["ask us", "sold!", *(str(v * v) for v in range(5, 40)), *["call 7"] * 8])
+    with pytest.raises(TableError, match="10 cells are not numbers, such as 'ask us'; correct them"):
+        Target.learn("price", cells)
+    target = Target.learn("price", cells, "regression")
+    assert target.values(cells)[1].sum() == 10
+    with pytest.raises(TableError, match="holds text in 10 of 12 cells, such as 'ask us'"):
+        Target.learn("price", cells[[0, 1, 2, 3, *range(37, 45)]], "regression")
+    truths = Target.learn("left", pd.Series(["Yes", "yes", "no"] * 5))
+    assert truths.note == "2 classes, 'Yes', 'no'; upper and lower case are one"
+    assert Target.from_json(truths.to_json()).values(pd.Series(["YES", "no"]))[0].tolist() == ["Yes", "no"]
+
+
+def test_types_of_pandas_are_understood():
+    table = pd.DataFrame(
+        {
+            "choice": pd.Categorical([1, 2, None] * 20),
+            "wait": pd.to_timedelta(np.arange(60) ** 2, unit="h"),
+            "list": [np.array([1, 2])] * 60,
+            "say": [f"\x1b{v % 3}\x00" for v in range(60)],
+        }
+    )
+    learnt = Table.learn(table)
+    assert learnt.summary()[:3] == ["choice: 2 categories; 20 missing", "wait: number", "list: dropped, always '[1 2]'"]
+    assert learnt.transform(table)["wait"][3] == 9.0
+    assert all(line.isprintable() for line in learnt.summary())
+
+
+def test_outputs_that_are_the_same_in_every_row_are_dropped():
+    texts = [f"{chr(97 + v % 26)}{chr(97 + v // 26)}x q w e" for v in range(ROWS)]
+    assert notes(text=texts)["text"] == "dropped, becomes the same in every row"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text + "Total,,,,,\n", "line 82: it holds totals of the rows above"),
+        (lambda text: text + f",,SUMME,,,{cars()['price'].sum():.2f}\n", "line 82: it holds totals of the rows above"),
+        (lambda text: text.replace("km,", "km ago,", 1), "must be one of the 12 columns (km ago, age,"),
+        (lambda text: "# made by hand, 2024\n" + text, "1 line before the column names left out"),
+        (lambda text: text + ",,,,,\n", "1 rows without any cell left out"),
+        (lambda text: text + text.splitlines()[1] + "\n", "1 rows repeat another one"),
+    ],
+)
+def test_files_are_read_with_their_oddities(tmp_path, change, said):
+    table, target = cars(), "price"
+    if "columns" in said:
+        table, target = table.assign(**{f"x{v}": v for v in range(6)}), "prize"
+    (tmp_path / "t.csv").write_text(change(table.to_csv(index=False)), encoding="utf-8")
+    try:
+        found = read_training(tmp_path / "t.csv", target).notes
+    except TableError as error:
+        found = error.problems
+    assert said in "\n".join(found), found
+
+
+def test_names_that_are_all_numbers_are_said(tmp_path):
+    (tmp_path / "t.csv").write_text("1,2.5,3\n" * 5, encoding="utf-8")
+    assert "the column names are all numbers" in open_table(tmp_path / "t.csv").notes[0]
 
 
 # ------------------------------------------------------------------ labels

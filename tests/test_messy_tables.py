@@ -91,7 +91,7 @@ def test_bad_rows_are_left_out_and_listed(made, tmp_path):
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["left_out"] == 4
     lines = (tmp_path / "t-bad-rows.csv").read_text().splitlines()
-    assert lines[0] == "place,problem,cells"
+    assert lines[0] == "place,problem," + ",".join(f"cell {number}" for number in range(1, 8))
     assert [line.split(",")[0] for line in lines[1:]] == ["line 6", "line 10", "line 2", "line 52"]
     for command in (["predict", tmp_path / "m", path, "--out", tmp_path / "o.csv"], ["evaluate", tmp_path / "m", path]):
         (tmp_path / "o.csv").unlink(missing_ok=True)

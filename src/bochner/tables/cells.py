@@ -37,11 +37,16 @@ def _number_pattern(decimal: str) -> re.Pattern[str]:
     whole = rf"[1-9]\d{{0,2}}(?P<separator>[{separators}])(?:\d{{2,3}}(?P=separator))*\d{{3}}|\d+|(?=[{decimal}]\d)"
     number = rf"(?P<number>(?:{whole})(?:[{decimal}]\d*)?(?:[eE][-+]?\d+)?)"
     signs = r"(?P<minus>[-−–])?\+?"
-    prefix, suffix = rf"(?P<prefix>{CURRENCIES})?[{BLANKS}]*", rf"[{BLANKS}]*(?P<suffix>{CURRENCIES}|{UNITS})?"
+    prefix = rf"(?P<prefix>{CURRENCIES})?[{BLANKS}]*"
+    times = rf"(?P<times>[kKM](?=[{BLANKS}]*(?:{CURRENCIES})?\)?$))?"  # 12k, 1.5M
+    suffix = rf"[{BLANKS}]*(?P<suffix>(?:{CURRENCIES}|{UNITS})(?:/[^\W\d_]{{1,6}}[²³]?)?)?"
     # Accountants write (12.50) for −12.50.
-    return re.compile(rf"(?P<bracket>\()?{signs}{prefix}(?P<inner>[-−])?{number}{suffix}(?(bracket)\))")
+    return re.compile(rf"(?P<bracket>\()?{signs}{prefix}(?P<inner>[-−])?{number}{times}{suffix}(?(bracket)\))")
 
 
+ABOUT = re.compile(r"^(?:ca\.?|approx\.?|about|[~≈<])\s*(?=\D?\d)", re.IGNORECASE)
+NO_CENTS = re.compile(r"(?<=\d)[.,][-–—]{1,2}(?=\s|$)")  # 12,- €
+MULTIPLIERS = {"k": 1e3, "K": 1e3, "M": 1e6}
 NUMBERS = {decimal: _number_pattern(decimal) for decimal in ".,"}
 
 DAYS = (
@@ -82,7 +87,8 @@ def is_missing(texts: Any, words: frozenset[str] = MISSING_WORDS) -> np.ndarray:
 
 def as_number(text: str, decimal: str) -> tuple[float, str] | None:
     """A number and its unit, or None where the text is none."""
-    found = NUMBERS[decimal].fullmatch(text.strip())
+    bare = ABOUT.sub("", NO_CENTS.sub("", text.strip().strip("'").strip()))
+    found = NUMBERS[decimal].fullmatch(bare)
     if found is None or (found["prefix"] and found["suffix"]):
         return None
     digits = found["number"]
@@ -90,7 +96,7 @@ def as_number(text: str, decimal: str) -> tuple[float, str] | None:
         if "e" in digits.lower():  # nobody writes 1,234e5
             return None
         digits = digits.replace(found["separator"], "")
-    value = float(digits.replace(decimal, "."))
+    value = float(digits.replace(decimal, ".")) * MULTIPLIERS.get(found["times"] or "", 1.0)
     negative = bool(found["minus"] or found["inner"] or found["bracket"])
     return (-value if negative else value), (found["prefix"] or found["suffix"] or "").strip()
 

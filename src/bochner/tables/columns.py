@@ -85,7 +85,9 @@ class Column:
 def as_cells(series: Any) -> Any:
     """A column as numbers or dates where its type says so, else as an array of texts."""
     if isinstance(series.dtype, pd.CategoricalDtype):
-        return as_cells(series.astype(series.cat.categories.dtype))
+        return np.array([as_text(value) for value in series.astype(object)], dtype=object)
+    if pd.api.types.is_timedelta64_dtype(series.dtype):
+        return series.dt.total_seconds().to_numpy(dtype=float) / 3600  # hours
     if pd.api.types.is_bool_dtype(series.dtype):
         return np.array(["" if pd.isna(value) else str(bool(value)) for value in series], dtype=object)
     if pd.api.types.is_numeric_dtype(series.dtype) and not pd.api.types.is_complex_dtype(series.dtype):
@@ -140,8 +142,12 @@ def understand(name: str, values: Any, decimal: str | None = None, votes: cells.
         votes: From ``votes_of``, where it is known already.
     """
     column = _understand(name, values, decimal, votes or votes_of(values))
-    if column.kind == "dropped" or not (absent := int(read_column(column, values).absent.sum())):
+    if column.kind == "dropped":
         return column
+    read = read_column(column, values)
+    if not (absent := int(read.absent.sum())):
+        constant = all(len(pd.unique(part)) == 1 for part in read.values.values())
+        return replace(column, kind="dropped", note="dropped, becomes the same in every row") if constant else column
     return replace(column, note=f"{column.note}; {absent} missing", missing=True)
 
 
@@ -162,6 +168,15 @@ def _understand(name: str, values: Any, decimal: str | None, votes: cells.Votes)
         return Column(name, "truth", f"{yes} → 1, {no} → 0", missing=missing)
     found = _as_numbers(name, values, levels, votes, decimal) or _as_dates(name, values, levels)
     return found or _as_texts(name, present, missing)
+
+
+def understand_choices(name: str, values: np.ndarray) -> Column:
+    """A column of numbers that pandas holds as categories."""
+    absent = cells.is_missing(values)
+    if len(levels := pd.unique(values[~absent])) < 2:
+        return Column(name, "dropped", f"dropped, always '{levels[0]}'" if len(levels) else "dropped, no values")
+    column = _category(name, values[~absent], bool(absent.any()))
+    return replace(column, note=f"{column.note}; {absent.sum()} missing") if absent.any() else column
 
 
 def _missing_words(values: np.ndarray) -> frozenset[str]:

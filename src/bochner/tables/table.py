@@ -20,9 +20,10 @@ from bochner.tables.columns import (
     is_text,
     read_column,
     understand,
+    understand_choices,
     votes_of,
 )
-from bochner.tables.errors import TableError, listed
+from bochner.tables.errors import TableError, listed, printable
 
 MOST_INPUTS = 2000  # numbers that a row may become
 MOST_CLASSES = 100
@@ -56,6 +57,8 @@ class Table:
         for name in frame.columns:
             if str(name) in drop:
                 columns.append(Column(str(name), "dropped", "dropped, as asked"))
+            elif has_number_choices(frame[name]):
+                columns.append(understand_choices(str(name), as_cells(frame[name])))
             else:
                 columns.append(understand(str(name), as_cells(frame[name]), signs.decimal, signs.votes[str(name)]))
         table = cls(tuple(columns))
@@ -91,7 +94,7 @@ class Table:
 
     def summary(self) -> list[str]:
         """What was done with each column, a line each."""
-        return [f"{column.name}: {column.note}" for column in self.columns]
+        return [printable(f"{column.name}: {column.note}") for column in self.columns]
 
     def check_names(self, names: Sequence[str]) -> None:
         """Raises a TableError where columns are missing; their order does not matter."""
@@ -173,6 +176,12 @@ class Table:
         return cls(tuple(_column_from_json(own) for own in _list(content)))
 
 
+def has_number_choices(series: Any) -> bool:
+    """Whether pandas holds a column as categories that are numbers."""
+    kind = series.dtype
+    return isinstance(kind, pd.CategoricalDtype) and pd.api.types.is_numeric_dtype(kind.categories.dtype)
+
+
 @dataclass(frozen=True)
 class Signs:
     """Which decimal sign a file has: one decision from all its columns.
@@ -241,7 +250,7 @@ class Changes:
             f"{name}: now in '{now}', in training in '{before or 'no unit'}'; the numbers are taken as they are"
             for name, (now, before) in self.units.items()
         ]
-        return unreadable + missing + units
+        return [printable(line) for line in unreadable + missing + units]
 
 
 def strange_unit(column: Column, values: Any) -> str | None:
@@ -302,26 +311,39 @@ class Target:
         numeric = column.kind == "number"
         if task == "auto":
             task = "regression" if numeric and len(levels) > 2 else "classification"
-        return cls._regression(name, column, present) if task == "regression" else cls._classes(name, present, levels)
+        if task == "regression":
+            return cls._regression(name, column if numeric else _forced_number(name, present, decimal), present)
+        return cls._classes(name, present, levels, column.kind == "truth", decimal)
 
     @classmethod
     def _regression(cls, name: str, column: Column, present: np.ndarray) -> "Target":
         numbers = read_column(_plain_number(column), present).values[column.name]
-        if np.isnan(numbers).all() or column.kind not in ("number", "category"):
-            raise TableError(f"The target '{name}' holds text, such as '{present[0]}'; regression needs numbers.")
         largest = float(np.nanmax(np.abs(numbers)))
         if largest < TINY:
             raise TableError(f"The target '{name}' holds numbers below {TINY:g} in size; give it in other units.")
-        note = column.note.partition(";")[0] if column.kind == "number" else "number"
+        note = column.note.partition(";")[0]
         return cls(name, "regression", _plain_number(column), note)
 
     @classmethod
-    def _classes(cls, name: str, present: np.ndarray, levels: list[str]) -> "Target":
+    def _classes(cls, name: str, present: np.ndarray, levels: list[str], truth: bool, decimal: str | None) -> "Target":
         if len(levels) > min(MOST_CLASSES, max(2, len(present) / 2)):
+            words = _words_among_numbers(present, decimal)
+            remedy = "a regression?"
+            if 0 < len(words) < UNREADABLE * len(present):
+                remedy = (
+                    f"{len(words)} cells are not numbers, such as '{words[0]}'; correct them, or leave them out with "
+                    "--task regression --skip-bad-rows."
+                )
             raise TableError(
                 f"The target '{name}' has {len(levels)} different values in {len(present)} rows, too many for classes; "
-                "a regression?"
+                f"{remedy}"
             )
+        if truth and len({level.casefold() for level in levels}) < len(levels):  # Yes, yes and no
+            first: dict[str, str] = {}
+            for text in cells.once_each(present, canonical):
+                first.setdefault(text.casefold(), text)
+            note = f"{len(first)} classes, {listed(sorted(first.values()))}; upper and lower case are one"
+            return cls(name, "classification", Column("target", "category", note, levels=tuple(first.values())), note)
         note = f"{len(levels)} classes, {listed(levels)}"
         written = {str(value) for value in pd.unique(present)}
         if merged := sorted(written - set(levels)):
@@ -348,7 +370,13 @@ class Target:
             numbers = read_column(self.column, found).values[self.column.name]
             return numbers, np.isnan(numbers)
         texts = found if found.dtype == object else np.array([str(value) for value in found], dtype=object)
-        return cells.once_each(texts, canonical).astype(str), target_missing(found, self.column)
+        spelling = {level.casefold(): level for level in self.column.levels}  # where upper and lower case are one
+
+        def read(text: str) -> str:
+            plain = canonical(text)
+            return spelling.get(plain.casefold(), plain)
+
+        return cells.once_each(texts, read).astype(str), target_missing(found, self.column)
 
     def to_json(self) -> dict[str, Any]:
         """For the model file."""
@@ -365,6 +393,32 @@ class Target:
         if column.kind != expected:
             raise ValueError(f"the task {content['task']!r} does not fit the target")
         return cls(content["name"], content["task"], column, content["note"])
+
+
+def _words_among_numbers(present: np.ndarray, decimal: str | None) -> np.ndarray:
+    """Cells that are not numbers."""
+    if not is_text(present):
+        return present[:0]
+    sign, _ = cells.column_sign(votes_of(present, known=True), decimal)
+    return present[np.isnan(cells.read_numbers(present, sign))]
+
+
+def _forced_number(name: str, present: np.ndarray, decimal: str | None) -> Column:
+    """How the cells of a target are read as numbers though some are none; a TableError where most are none."""
+    words = _words_among_numbers(present, decimal)
+    if len(words) > UNREADABLE * len(present):
+        raise TableError(
+            f"The target '{name}' holds text in {len(words)} of {len(present)} cells, such as '{words[0]}'; "
+            "regression needs numbers."
+        )
+    if not is_text(present):
+        return Column("target", "number", "number")
+    sign, _ = cells.column_sign(votes_of(present, known=True), decimal)
+    units = sorted(unit for unit in cells.count_units(present, sign) if unit)
+    if len(units) > 1:
+        raise TableError(f"The target '{name}' is in several units ({', '.join(units[:5])}); convert them to one.")
+    unit = units[0] if units else ""
+    return Column("target", "number", f"number in {unit}" if unit else "number", decimal=sign, unit=unit)
 
 
 def _plain_number(column: Column) -> Column:
