@@ -110,12 +110,23 @@ def as_plain_number(text: str) -> float:
     return value if np.isfinite(value) and "_" not in text else np.nan
 
 
+def plain_numbers(texts: Any) -> np.ndarray | None:
+    """All texts as numbers where they are written as programs do, which most columns are; else None."""
+    try:
+        values = np.asarray(texts, dtype=object).astype(float)
+    except ValueError:
+        return None
+    return values if np.isfinite(values).all() and not any("_" in text for text in texts) else None
+
+
 def read_numbers(texts: Any, decimal: str) -> np.ndarray:
     """Finite numbers, NaN where a text is none."""
+    if decimal == "." and (values := plain_numbers(texts)) is not None:
+        return values
 
     def read(text: str) -> float:
         if (decimal == "." or "." not in text) and (plain := as_plain_number(text)) == plain:
-            return plain  # most columns are plain numbers, which need no pattern
+            return plain
         found = as_number(text, decimal)
         return np.nan if found is None or not np.isfinite(found[0]) else found[0]
 
@@ -124,6 +135,8 @@ def read_numbers(texts: Any, decimal: str) -> np.ndarray:
 
 def count_units(texts: Any, decimal: str) -> Counter[str]:
     """How many of the numbers among texts are in each unit; '' for none."""
+    if plain_numbers(texts) is not None:
+        return Counter({"": len(texts)})
 
     def read(text: str) -> str | None:
         if as_plain_number(text) == as_plain_number(text):
@@ -140,6 +153,7 @@ def count_units(texts: Any, decimal: str) -> Counter[str]:
 
 FEW_LEVELS = 20  # different cells up to which a column may hold lists of choices such as 1,2
 LIST_OF_CHOICES = re.compile(r"\d{1,2}[.,]\d{1,2}")
+POINT_GROUPS = re.compile(r"\s*[-+]?[1-9]\d{0,2}\.\d{3}(?!\d)")  # may be a whole number with points between thousands
 VOTING_LEVELS = 2000  # different cells of a column that tell its decimal sign
 
 
@@ -174,7 +188,11 @@ def decimal_votes(texts: np.ndarray, share: float, known: bool = False) -> Votes
     levels = levels[:: len(levels) // VOTING_LEVELS + 1]
     if not len(levels):
         return Votes()
-    points, commas = read_numbers(levels, "."), read_numbers(levels, ",")
+    points = read_numbers(levels, ".")
+    if plain_numbers(levels) is not None and not any(POINT_GROUPS.match(text) for text in levels):
+        commas = np.where(["." in text for text in levels], np.nan, points)
+    else:
+        commas = read_numbers(levels, ",")
     point, comma = float(np.isfinite(points).mean()), float(np.isfinite(commas).mean())
     sign = "" if point == comma or max(point, comma) < share else "." if point > comma else ","
     if sign and not known and len(levels) <= FEW_LEVELS and 3 * len(levels) <= len(present):
