@@ -286,7 +286,7 @@ FIT = {
     "target text": (
         changed(price=lambda f: f["kind"]),
         ["--task", "regression"],
-        r"holds text, such as '.*'; regression needs",
+        r"holds text in 60 of 60 cells, such as '.*'; regression needs",
     ),
     "target of dates": (changed(price=pd.date_range("2026-01-01", periods=60)), [], r"target 'price' holds dates"),
     "target in two currencies": (

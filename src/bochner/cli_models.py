@@ -341,7 +341,6 @@ def _predict_pieces(
 ) -> tuple[int, int, list[str]]:
     """Predicts a table piece by piece: its rows, how many are flagged, and what is not as it was in training."""
     from bochner.tables import fitting
-    from bochner.tables.columns import file_decimal
     from bochner.tables.errors import listed
     from bochner.tables.table import Changes
     from bochner.tables.writing import writer
@@ -361,7 +360,7 @@ def _predict_pieces(
     if first is not None:
         table, written = table.adapted(first.texts)
         notes += written
-        decimal = file_decimal([first.texts[name].to_numpy(dtype=object) for name in source.names]) or "."
+        decimal = table.decimal(first.texts) or "."
     pieces = itertools.chain([] if first is None else [first], pieces)
     del first  # a piece is in memory no longer than it is worked on
     with writer(out, source, decimal) as take:
@@ -409,13 +408,15 @@ def evaluate(
         if target.name not in source.names:
             raise ValueError(f"{table} lacks the target '{target.name}'; use 'bochner predict' for tables without it.")
         piece = read_table(source)
+        target, said = estimator.table_.adapted_target(piece.texts, target)
         y, rows = keep_readable(source, piece, target)
         if not skip_bad_rows:
             source.check_bad()
         if not len(rows):
             raise ValueError(f"{table} has no row with a target that can be read.")
         frame = piece.texts.iloc[rows]
-        how, notes = estimator.table_.adapted(frame)
+        how, notes = estimator.table_.adapted(frame, target)
+        notes += said
         if hasattr(estimator, "classes_"):
             y = estimator.labels(y)
             if strange := sorted(set(y) - set(estimator.classes_)):

@@ -5,8 +5,9 @@ own, so that 01/02 and 13/02 in one column are read in different orders, and tak
 """
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -36,11 +37,16 @@ def _number_pattern(decimal: str) -> re.Pattern[str]:
     whole = rf"[1-9]\d{{0,2}}(?P<separator>[{separators}])(?:\d{{2,3}}(?P=separator))*\d{{3}}|\d+|(?=[{decimal}]\d)"
     number = rf"(?P<number>(?:{whole})(?:[{decimal}]\d*)?(?:[eE][-+]?\d+)?)"
     signs = r"(?P<minus>[-−–])?\+?"
-    prefix, suffix = rf"(?P<prefix>{CURRENCIES})?[{BLANKS}]*", rf"[{BLANKS}]*(?P<suffix>{CURRENCIES}|{UNITS})?"
+    prefix = rf"(?P<prefix>{CURRENCIES})?[{BLANKS}]*"
+    times = rf"(?P<times>[kKM](?=[{BLANKS}]*(?:{CURRENCIES})?\)?$))?"  # 12k, 1.5M
+    suffix = rf"[{BLANKS}]*(?P<suffix>(?:{CURRENCIES}|{UNITS})(?:/[^\W\d_]{{1,6}}[²³]?)?)?"
     # Accountants write (12.50) for −12.50.
-    return re.compile(rf"(?P<bracket>\()?{signs}{prefix}(?P<inner>[-−])?{number}{suffix}(?(bracket)\))")
+    return re.compile(rf"(?P<bracket>\()?{signs}{prefix}(?P<inner>[-−])?{number}{times}{suffix}(?(bracket)\))")
 
 
+ABOUT = re.compile(r"^(?:ca\.?|approx\.?|about|[~≈<])\s*(?=\D?\d)", re.IGNORECASE)
+NO_CENTS = re.compile(r"(?<=\d)[.,][-–—]{1,2}(?=\s|$)")  # 12,- €
+MULTIPLIERS = {"k": 1e3, "K": 1e3, "M": 1e6}
 NUMBERS = {decimal: _number_pattern(decimal) for decimal in ".,"}
 
 DAYS = (
@@ -81,32 +87,138 @@ def is_missing(texts: Any, words: frozenset[str] = MISSING_WORDS) -> np.ndarray:
 
 def as_number(text: str, decimal: str) -> tuple[float, str] | None:
     """A number and its unit, or None where the text is none."""
-    found = NUMBERS[decimal].fullmatch(text.strip())
+    bare = ABOUT.sub("", NO_CENTS.sub("", text.strip().strip("'").strip()))
+    found = NUMBERS[decimal].fullmatch(bare)
     if found is None or (found["prefix"] and found["suffix"]):
         return None
     digits = found["number"]
     if found["separator"]:
+        if "e" in digits.lower():  # nobody writes 1,234e5
+            return None
         digits = digits.replace(found["separator"], "")
-    value = float(digits.replace(decimal, "."))
+    value = float(digits.replace(decimal, ".")) * MULTIPLIERS.get(found["times"] or "", 1.0)
     negative = bool(found["minus"] or found["inner"] or found["bracket"])
     return (-value if negative else value), (found["prefix"] or found["suffix"] or "").strip()
 
 
+def as_plain_number(text: str) -> float:
+    """A number as programs write it, NaN where the text is none or is not finite."""
+    try:
+        value = float(text)
+    except ValueError:
+        return np.nan
+    return value if np.isfinite(value) and "_" not in text else np.nan
+
+
+def plain_numbers(texts: Any) -> np.ndarray | None:
+    """All texts as numbers where they are written as programs do, which most columns are; else None."""
+    try:
+        values = np.asarray(texts, dtype=object).astype(float)
+    except ValueError:
+        return None
+    return values if np.isfinite(values).all() and not any("_" in text for text in texts) else None
+
+
 def read_numbers(texts: Any, decimal: str) -> np.ndarray:
     """Finite numbers, NaN where a text is none."""
-    if decimal == ".":  # most columns are plain numbers, which need no pattern
-        plain: Any = pd.to_numeric(pd.Series(texts, dtype=object).str.strip(), errors="coerce")
-        values = np.array(plain, dtype=float)
-        rest = ~np.isfinite(values)
-    else:
-        values, rest = np.full(len(texts), np.nan), np.ones(len(texts), dtype=bool)
+    if decimal == "." and (values := plain_numbers(texts)) is not None:
+        return values
 
     def read(text: str) -> float:
+        if (decimal == "." or "." not in text) and (plain := as_plain_number(text)) == plain:
+            return plain
         found = as_number(text, decimal)
         return np.nan if found is None or not np.isfinite(found[0]) else found[0]
 
-    values[rest] = once_each(np.asarray(texts, dtype=object)[rest], read).astype(float)
-    return values
+    return once_each(texts, read).astype(float)
+
+
+def count_units(texts: Any, decimal: str) -> Counter[str]:
+    """How many of the numbers among texts are in each unit; '' for none."""
+    if plain_numbers(texts) is not None:
+        return Counter({"": len(texts)})
+
+    def read(text: str) -> str | None:
+        if as_plain_number(text) == as_plain_number(text):
+            return ""
+        found = as_number(text, decimal)
+        return None if found is None else found[1]
+
+    counts = Counter(once_each(texts, read).tolist())
+    del counts[None]
+    return counts
+
+
+# ------------------------------------------------------------------ the decimal sign
+
+FEW_LEVELS = 20  # different cells up to which a column may hold lists of choices such as 1,2
+LIST_OF_CHOICES = re.compile(r"\d{1,2}[.,]\d{1,2}")
+POINT_GROUPS = re.compile(r"\s*[-+]?[1-9]\d{0,2}\.\d{3}(?!\d)")  # may be a whole number with points between thousands
+VOTING_LEVELS = 2000  # different cells of a column that tell its decimal sign
+
+
+class Votes(NamedTuple):
+    """What the different cells of a column say about the decimal sign.
+
+    Attributes:
+        point: Share that are numbers with a decimal point.
+        comma: Share that are numbers with a decimal comma.
+        sign: The decimal sign that they leave no doubt about, or "".
+        open: The sign in cells that are numbers under both, and different ones, such as 2.596; or "".
+        grouped: Whether the others are whole numbers up to 999, as where the sign separates thousands.
+    """
+
+    point: float = 0.0
+    comma: float = 0.0
+    sign: str = ""
+    open: str = ""
+    grouped: bool = False
+
+
+def decimal_votes(texts: np.ndarray, share: float, known: bool = False) -> Votes:
+    """What a column says about the decimal sign.
+
+    Args:
+        texts: Its cells.
+        share: Share of its different cells that must be numbers.
+        known: Whether the column is known to hold numbers, so that 1,2 is no list of choices.
+    """
+    present = texts[~is_missing(texts, MISSING_NUMBERS)]
+    levels = pd.unique(present)
+    levels = levels[:: len(levels) // VOTING_LEVELS + 1]
+    if not len(levels):
+        return Votes()
+    points = read_numbers(levels, ".")
+    if plain_numbers(levels) is not None and not any(POINT_GROUPS.match(text) for text in levels):
+        commas = np.where(["." in text for text in levels], np.nan, points)
+    else:
+        commas = read_numbers(levels, ",")
+    point, comma = float(np.isfinite(points).mean()), float(np.isfinite(commas).mean())
+    sign = "" if point == comma or max(point, comma) < share else "." if point > comma else ","
+    if sign and not known and len(levels) <= FEW_LEVELS and 3 * len(levels) <= len(present):
+        if all(LIST_OF_CHOICES.fullmatch(text.strip()) for text in levels):
+            sign = ""  # answers such as 1,2 and 3,4
+    differ = np.isfinite(points) & np.isfinite(commas) & (points != commas)
+    small = np.isfinite(points) & (points == commas) & (np.abs(points) < 1000)
+    marks = {"." if "." in text else "," for text in levels[differ]}
+    grouped = bool(len(marks) == 1 and small.any() and (small | differ).all())
+    return Votes(point, comma, sign, marks.pop() if len(marks) == 1 else "", grouped)
+
+
+def file_sign(votes: Iterable[Votes]) -> str | None:
+    """The decimal sign of a file, from the columns that leave no doubt; None where there are none, or they disagree."""
+    counts = Counter(own.sign for own in votes)
+    return None if counts["."] == counts[","] else "." if counts["."] > counts[","] else ","
+
+
+def column_sign(votes: Votes, decimal: str | None) -> tuple[str, str]:
+    """The decimal sign of a column, and what to tell the user where neither its cells nor the file's sign decide."""
+    if votes.sign or decimal:
+        return votes.sign or decimal or ".", ""
+    sign = {".": ",", ",": "."}[votes.open] if votes.open and votes.grouped else "."
+    name = {".": "point", ",": "comma"}.get(votes.open, "")
+    use = "as decimal sign" if votes.open == sign else "between thousands"
+    return sign, f"{name} taken {use}, which the cells leave open" if name else ""
 
 
 def read_truths(texts: Any) -> np.ndarray:
@@ -126,17 +238,24 @@ def read_times(texts: Any, style: str) -> np.ndarray:
     return (found.dt.hour + found.dt.minute / 60 + found.dt.second / 3600).to_numpy(dtype=float)
 
 
+def _date_marks(text: str) -> frozenset[str]:
+    """Signs between the parts of a date."""
+    return frozenset(text) & frozenset("/:,.-")
+
+
 def date_style(levels: np.ndarray, share: float) -> tuple[str, bool] | None:
     """The format that reads at least a share of different texts, and whether day and month might be the other way round."""
     if np.mean([LIKE_A_DATE.fullmatch(text.strip()) is not None for text in levels]) < share:
         return None
     sample = levels[:: max(1, len(levels) // 200)]
+    marks, _ = Counter(map(_date_marks, sample)).most_common(1)[0]
+    usual = [text for text in sample if _date_marks(text) == marks][:20]
     for day in DAYS:
         for clock in ("",) if day == "ISO8601" else CLOCKS:
             style = day + clock
-            if day != "ISO8601" and any((mark in style) != (mark in sample[0]) for mark in "/:,.-"):
+            if day != "ISO8601" and marks != _date_marks(style):
                 continue
-            if read_dates(sample[:20], style).notna().mean() < 0.5:
+            if read_dates(usual, style).notna().mean() < 0.5:
                 continue
             read = read_dates(levels, style).notna().mean()
             swapped = next((style.replace(a, b) for a, b in SWAPPED.items() if a in style), None)

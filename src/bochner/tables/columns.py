@@ -25,9 +25,14 @@ RARE_ROWS = 3  # a category of fewer rows is rare
 SENTENCE_WORDS = 3  # words a cell from which on texts that all differ are free text, and not names
 TEXT_WORDS = 8  # frequent words of a free text that become columns
 WORD_SHARES = (0.05, 0.8)  # shares of rows in which such a word must be
-VOTING_LEVELS = 2000  # different cells of a column that tell its decimal sign
+CODE_SHARE = 0.02  # of different cells that must begin with a zero for a column to hold codes
 RARE = "other values"
-ID_WORDS = frozenset({"id", "ids", "uuid", "guid", "identifier", "key", "index", "sku", "ref", "unnamed"})
+ID_WORDS = frozenset({"id", "ids", "uuid", "guid", "identifier", "sku", "unnamed"})
+ID_ENDINGS = frozenset({"key", "ref"})  # as the last word of a name
+ID_NAMES = frozenset({"index", "idx", "no", "nr"})  # as the whole name
+CODE_WORDS = frozenset({"zip", "zipcode", "plz", "postcode", "postal", "phone", "tel", "mobile", "fax"})
+TIME_WORDS = frozenset({"year", "month", "week", "day", "hour", "time", "date", "quarter", "jahr", "monat", "t"})
+LEAST_RUN = 10  # whole numbers that follow each other from which on they number the rows
 KINDS = ("number", "truth", "date", "time", "category", "text", "dropped")
 DATE_PARTS = {
     "month": "month",
@@ -80,7 +85,9 @@ class Column:
 def as_cells(series: Any) -> Any:
     """A column as numbers or dates where its type says so, else as an array of texts."""
     if isinstance(series.dtype, pd.CategoricalDtype):
-        return as_cells(series.astype(series.cat.categories.dtype))
+        return np.array([as_text(value) for value in series.astype(object)], dtype=object)
+    if pd.api.types.is_timedelta64_dtype(series.dtype):
+        return series.dt.total_seconds().to_numpy(dtype=float) / 3600  # hours
     if pd.api.types.is_bool_dtype(series.dtype):
         return np.array(["" if pd.isna(value) else str(bool(value)) for value in series], dtype=object)
     if pd.api.types.is_numeric_dtype(series.dtype) and not pd.api.types.is_complex_dtype(series.dtype):
@@ -94,22 +101,14 @@ def as_cells(series: Any) -> Any:
 # ------------------------------------------------------------------ what a column is
 
 
-def decimal_votes(texts: np.ndarray) -> tuple[float, float]:
-    """Shares of different texts that are numbers with a decimal point, and with a decimal comma."""
-    levels = pd.unique(texts[~cells.is_missing(texts, cells.MISSING_NUMBERS)])
-    levels = levels[:: len(levels) // VOTING_LEVELS + 1]
-    if not len(levels):
-        return 0.0, 0.0
-    point, comma = (np.isfinite(cells.read_numbers(levels, decimal)).mean() for decimal in ".,")
-    return float(point), float(comma)
+def votes_of(values: Any, known: bool = False) -> cells.Votes:
+    """What a column's cells, from ``as_cells``, say about the decimal sign; ``known`` where they are known to be numbers."""
+    return cells.decimal_votes(values, READABLE, known) if is_text(values) else cells.Votes()
 
 
-def file_decimal(columns: list[np.ndarray]) -> str | None:
-    """The decimal sign of the columns that leave no doubt; None where there are none, or they disagree."""
-    votes = [decimal_votes(texts) for texts in columns]
-    commas = sum(comma > point and comma >= READABLE for point, comma in votes)
-    points = sum(point > comma and point >= READABLE for point, comma in votes)
-    return None if commas == points else "," if commas > points else "."
+def is_text(values: Any) -> bool:
+    """Whether cells from ``as_cells`` are texts."""
+    return not isinstance(values, pd.DatetimeIndex) and values.dtype == object
 
 
 def adapted(column: Column, values: Any, decimal: str | None) -> Column:
@@ -118,14 +117,12 @@ def adapted(column: Column, values: Any, decimal: str | None) -> Column:
     Args:
         column: As it was understood in training.
         values: Its cells in the new table, from ``as_cells``.
-        decimal: The decimal sign of the new table's columns that leave no doubt.
+        decimal: The decimal sign of the new table, from all its columns.
     """
-    if isinstance(values, pd.DatetimeIndex) or values.dtype != object:
+    if not is_text(values):
         return column
     if column.kind == "number":
-        point, comma = decimal_votes(values)
-        sign = (decimal or column.decimal) if point == comma else "." if point > comma else ","
-        return replace(column, decimal=sign) if max(point, comma) >= READABLE else column
+        return replace(column, decimal=votes_of(values, known=True).sign or decimal or column.decimal)
     if column.kind in ("date", "time"):
         read = read_column(column, values)
         if read.unreadable.sum() > (1 - READABLE) * (~read.absent).sum():
@@ -135,21 +132,26 @@ def adapted(column: Column, values: Any, decimal: str | None) -> Column:
     return column
 
 
-def understand(name: str, values: Any, decimal: str | None = None) -> Column:
+def understand(name: str, values: Any, decimal: str | None = None, votes: cells.Votes | None = None) -> Column:
     """What a column is, from all its cells.
 
     Args:
         name: Its name.
         values: Its cells, from ``as_cells``.
-        decimal: The decimal sign where the cells leave a doubt; the point by default.
+        decimal: The decimal sign of the file, for cells that leave a doubt.
+        votes: From ``votes_of``, where it is known already.
     """
-    column = _understand(name, values, decimal)
-    if column.kind == "dropped" or not (absent := int(read_column(column, values).absent.sum())):
+    column = _understand(name, values, decimal, votes or votes_of(values))
+    if column.kind == "dropped":
         return column
+    read = read_column(column, values)
+    if not (absent := int(read.absent.sum())):
+        constant = all(len(pd.unique(part)) == 1 for part in read.values.values())
+        return replace(column, kind="dropped", note="dropped, becomes the same in every row") if constant else column
     return replace(column, note=f"{column.note}; {absent} missing", missing=True)
 
 
-def _understand(name: str, values: Any, decimal: str | None) -> Column:
+def _understand(name: str, values: Any, decimal: str | None, votes: cells.Votes) -> Column:
     if isinstance(values, pd.DatetimeIndex):
         return _date(name, values, "", "")
     if values.dtype != object:
@@ -164,8 +166,17 @@ def _understand(name: str, values: Any, decimal: str | None) -> Column:
             ", ".join(sorted({own.strip() for own in levels if cells.read_truths([own])[0] == v})) for v in (1, 0)
         )
         return Column(name, "truth", f"{yes} → 1, {no} → 0", missing=missing)
-    found = _as_numbers(name, values, present, levels, decimal or ".") or _as_dates(name, values, levels)
+    found = _as_numbers(name, values, levels, votes, decimal) or _as_dates(name, values, levels)
     return found or _as_texts(name, present, missing)
+
+
+def understand_choices(name: str, values: np.ndarray) -> Column:
+    """A column of numbers that pandas holds as categories."""
+    absent = cells.is_missing(values)
+    if len(levels := pd.unique(values[~absent])) < 2:
+        return Column(name, "dropped", f"dropped, always '{levels[0]}'" if len(levels) else "dropped, no values")
+    column = _category(name, values[~absent], bool(absent.any()))
+    return replace(column, note=f"{column.note}; {absent.sum()} missing") if absent.any() else column
 
 
 def _missing_words(values: np.ndarray) -> frozenset[str]:
@@ -173,31 +184,44 @@ def _missing_words(values: np.ndarray) -> frozenset[str]:
     return cells.MISSING_WORDS - {"-"} if (values == "+").any() else cells.MISSING_WORDS
 
 
-def _as_numbers(name: str, values: np.ndarray, present: np.ndarray, levels: np.ndarray, decimal: str) -> Column | None:
+def _as_numbers(
+    name: str, values: np.ndarray, levels: np.ndarray, votes: cells.Votes, file_sign: str | None
+) -> Column | None:
     """A column of numbers, with a unit or not; None where it is none."""
-    point, comma = decimal_votes(levels)
-    if max(point, comma) < READABLE:
+    decimal, remark = cells.column_sign(votes, file_sign)
+    if (votes.point if decimal == "." else votes.comma) < READABLE or _are_codes(name):
         return None
-    decimal = decimal if point == comma else "." if point > comma else ","
     absent = cells.is_missing(values, cells.MISSING_NUMBERS)
     numbers = np.where(absent, np.nan, cells.read_numbers(values, decimal))
     unreadable = values[np.isnan(numbers) & ~absent]
-    zeros = any(len(text) > 1 and text[0] == "0" and text.isdigit() for text in levels)
-    if zeros or np.mean(np.isfinite(numbers[~absent])) < READABLE or (len(unreadable) and len(levels) <= FEW_LEVELS):
+    zeros = sum(len(text) > 1 and text[0] == "0" and text.isdigit() for text in levels)
+    codes = zeros > max(1, CODE_SHARE * len(levels)) or zeros == len(levels)
+    if codes or np.mean(np.isfinite(numbers[~absent])) < READABLE or (len(unreadable) and len(levels) <= FEW_LEVELS):
         return None  # codes such as 007, or 1, 2, 3, 4, 5+
     if np.isfinite(numbers).all() and len(levels) > 2 and all(len(text.strip()) == 8 for text in levels):
         if (style := cells.date_style(levels, 1.0)) is not None:  # 20261118
             return _date(name, cells.read_dates(values, style[0]), style[0], "")
-    units = Counter(cells.once_each(present, lambda text: (cells.as_number(text, decimal) or (0, ""))[1]).tolist())
+    units = cells.count_units(values[~absent], decimal)
     signs = sorted(unit for unit in units if unit)
     if len(signs) > 1:
         return Column(name, "dropped", f"dropped, several units ({', '.join(signs[:5])})")
-    what = "number" + (f" in {signs[0]}" if signs else "") + (" with decimal commas" if comma > point else "")
-    column = _number(name, numbers, what, signs[0] if signs else "")
-    if len(unreadable) and column.kind == "number":
-        note = f"{column.note}; {len(unreadable)} cells that are none, such as '{unreadable[0]}', count as missing"
-        column = replace(column, note=note)
+    commas = decimal == "," and votes.comma > votes.point
+    what = "number" + (f" in {signs[0]}" if signs else "") + (" with decimal commas" if commas else "")
+    column = _number(name, numbers, what + (f" ({remark})" if remark else ""), signs[0] if signs else "")
+    if signs and units[""]:
+        column = _noted(column, f"{units['']} cells without '{signs[0]}', which are taken as they are")
+    if len(unreadable):
+        column = _noted(column, _uncounted(unreadable))
     return replace(column, decimal=decimal)
+
+
+def _uncounted(unreadable: np.ndarray) -> str:
+    return f"{len(unreadable)} cells that are none, such as '{unreadable[0]}', count as missing"
+
+
+def _noted(column: Column, remark: str) -> Column:
+    """A column that is used with one more remark in its note."""
+    return column if column.kind == "dropped" else replace(column, note=f"{column.note}; {remark}")
 
 
 def _number(name: str, numbers: np.ndarray, what: str, unit: str) -> Column:
@@ -209,11 +233,16 @@ def _number(name: str, numbers: np.ndarray, what: str, unit: str) -> Column:
     levels = pd.unique(present)
     if len(levels) == 1 and not missing:
         return Column(name, "dropped", f"dropped, always {present[0]:g}")
-    if _names_things(name) and not unit and bool((present == np.round(present)).all()):
+    codes = _are_codes(name)
+    if (codes or _names_things(name)) and not unit and bool((present == np.round(present)).all()):
         if len(levels) > max(10, len(present) / 2):
             return Column(name, "dropped", _differing(levels, present))
         if len(levels) <= MOST_LEVELS:
             return _category(name, np.array([canonical(str(v)) for v in present], dtype=object), missing)
+        if codes:
+            return Column(name, "dropped", f"dropped, {len(levels)} different codes")
+    if not unit and _are_row_numbers(name, numbers):
+        return Column(name, "dropped", f"dropped, numbers the rows ({present[0]:g} to {present[-1]:g})")
     return Column(name, "number", what, unit=unit, missing=missing)
 
 
@@ -221,10 +250,28 @@ def _differing(levels: np.ndarray, present: np.ndarray) -> str:
     return f"dropped, {'every value differs' if len(levels) == len(present) else 'most values differ'}"
 
 
+def _words(name: str) -> list[str]:
+    """The words of a column's name: ad, id of ad_id and adId."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", str(name))]
+
+
 def _names_things(name: str) -> bool:
     """Whether the numbers of a column name things, by its name: ad_id, customerId, Unnamed: 0."""
-    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", str(name))
-    return any(word.lower() in ID_WORDS for word in words)
+    words = _words(name)
+    ends = bool(words) and (words[-1] in ID_ENDINGS or (len(words) == 1 and words[0] in ID_NAMES))
+    return ends or bool(ID_WORDS & set(words))
+
+
+def _are_codes(name: str) -> bool:
+    """Whether the numbers of a column are codes, by its name: zip, phone."""
+    return bool(CODE_WORDS & set(_words(name)))
+
+
+def _are_row_numbers(name: str, numbers: np.ndarray) -> bool:
+    """Whether numbers are whole and follow each other row by row; years and other times are worth keeping."""
+    if len(numbers) < LEAST_RUN or numbers[0] != np.round(numbers[0]) or TIME_WORDS & set(_words(name)):
+        return False
+    return bool((np.diff(numbers) == 1).all())
 
 
 def _as_dates(name: str, values: np.ndarray, levels: np.ndarray) -> Column | None:
@@ -232,11 +279,15 @@ def _as_dates(name: str, values: np.ndarray, levels: np.ndarray) -> Column | Non
     if (found := cells.date_style(levels, READABLE)) is not None:
         style, unclear = found
         order = "month before day" if style.find("%m") < style.find("%d") else "day before month"
-        return _date(name, cells.read_dates(values, style), style, f" ({order}, which the cells leave open)" * unclear)
-    if (style := cells.time_style(levels, READABLE)) is not None:
-        hours = cells.read_times(values, style)
-        return Column(name, "time", "time → hours", style=style, missing=bool(np.isnan(hours).any()))
-    return None
+        dates = cells.read_dates(values, style)
+        column, lost = _date(name, dates, style, f" ({order}, which the cells leave open)" * unclear), dates.isna()
+    elif (style := cells.time_style(levels, READABLE)) is not None:
+        lost = np.isnan(cells.read_times(values, style))
+        column = Column(name, "time", "time → hours", style=style, missing=bool(lost.any()))
+    else:
+        return None
+    unreadable = values[np.asarray(lost) & ~cells.is_missing(values, cells.MISSING_NUMBERS)]
+    return _noted(column, _uncounted(unreadable)) if len(unreadable) else column
 
 
 def _date(name: str, dates: pd.DatetimeIndex, style: str, remark: str) -> Column:
@@ -260,6 +311,8 @@ def _as_texts(name: str, present: np.ndarray, missing: bool) -> Column:
     differing = len(levels) == len(present) > 2 or len(levels) > max(10, len(present) / 2)
     if differing and words < SENTENCE_WORDS:
         return Column(name, "dropped", _differing(levels, present))
+    if _are_codes(name) and len(levels) > MOST_LEVELS:
+        return Column(name, "dropped", f"dropped, {len(levels)} different codes")
     if differing or (words >= SENTENCE_WORDS and len(levels) > MOST_LEVELS):
         return _text(name, present, missing)
     return _category(name, present, missing)

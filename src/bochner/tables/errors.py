@@ -1,19 +1,28 @@
 """What is wrong with a table, said all at once; and the checks of a file's name, which need no library."""
 
+import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
 SUFFIXES = (*TEXT_SUFFIXES, ".parquet", ".xlsx")
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
+NAMES_SHOWN = 10  # of columns in one message
 PROBLEMS_SHOWN = 20  # in one message; the rest is counted
+
+
+def printable(text: str) -> str:
+    """A line of text with its control characters written out."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class TableError(ValueError):
     """A table that cannot be used: every problem with its remedy, one a line."""
 
     def __init__(self, *problems: str) -> None:
-        self.problems = problems
-        super().__init__("\n".join(problems))
+        self.problems = tuple(map(printable, problems))
+        super().__init__("\n".join(self.problems))
 
 
 def check_file(path: Path) -> None:
@@ -41,3 +50,13 @@ def shortened(problems: Sequence[str]) -> list[str]:
     """The first problems, and how many more there are."""
     more = len(problems) - PROBLEMS_SHOWN
     return [*problems[:PROBLEMS_SHOWN], *([f"... and {more} more."] if more > 0 else [])]
+
+
+def no_column(option: str, name: str, names: Sequence[str]) -> str:
+    """The message for a name that no column has, with the nearest names."""
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(repr(own) for own in near)}?" if near else ""
+    known = ", ".join(names[:NAMES_SHOWN])
+    if len(names) > NAMES_SHOWN:
+        known = f"the {len(names)} columns ({known}, ...)"
+    return f"The {option} parameter must be one of {known}, got {name!r} instead.{hint}"

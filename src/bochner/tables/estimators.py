@@ -10,8 +10,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
+from bochner.tables.columns import canonical
 from bochner.tables.errors import TableError
-from bochner.tables.table import Table, Target
+from bochner.tables.table import Signs, Table, Target
 
 
 class _TableEstimator(BaseEstimator):
@@ -78,12 +79,13 @@ class _TableEstimator(BaseEstimator):
         frame, problems = as_frame(X), []
         if unknown := [name for name in self.drop if name not in map(str, frame.columns)]:
             problems.append(f"The drop parameter must name columns of X, got {unknown[0]!r} instead.")
-        series = y if isinstance(y, pd.Series) else pd.Series(np.asarray(y).ravel() if y is not None else [])
+        series = as_series(y, "y")
         if len(series) != len(frame):
             raise ValueError(f"X and y must have the same number of rows, got {len(frame)} and {len(series)} instead.")
         target, table, values = None, None, np.zeros(0)
+        signs = Signs.learn(frame, self.drop, series)
         try:
-            target = Target.learn(str(series.name or "y"), series, self._task)
+            target = Target.learn(str(series.name or "y"), series, self._task, signs.decimal)
             values, bad = target.values(series)
             if bad.any():
                 first = int(bad.argmax())
@@ -94,17 +96,32 @@ class _TableEstimator(BaseEstimator):
         except TableError as error:
             problems += error.problems
         try:
-            table = Table.learn(frame, self.drop)
+            table = Table.learn(frame, self.drop, signs)
         except TableError as error:
             problems += error.problems
         if problems or table is None or target is None:
             raise TableError(*problems)
-        plain = self._task == "classification" and pd.api.types.is_numeric_dtype(series.dtype)
-        labels = series.to_numpy() if plain else values
+        labels = values if self._task == "regression" else first_spellings(series, values)
+        return self.fit_understood(table, target, frame, labels, sample_weight, began)
+
+    def fit_understood(
+        self, table: Table, target: Target, X: Any, y: np.ndarray, sample_weight: Any = None, began: float | None = None
+    ) -> Self:
+        """Fits to a table whose columns and target are understood already.
+
+        Args:
+            table: What the columns are.
+            target: What the target is.
+            X: A DataFrame.
+            y: The target as numbers or labels.
+            sample_weight: How many rows each row stands for; (n,).
+            began: When the time of the budget began, on ``time.perf_counter``.
+        """
+        began, frame = began or time.perf_counter(), as_frame(X)
         clean, estimator = table.transform(frame), self._make()
         if self.budget is not None:  # understanding the table has taken its part
             estimator.budget = max(1e-3, self.budget - (time.perf_counter() - began))
-        estimator.fit(clean, labels, sample_weight)
+        estimator.fit(clean, y, sample_weight)
         estimator.budget = self.budget
         self.table_, self.target_, self.estimator_ = table, target, estimator
         self.n_features_in_ = frame.shape[1]
@@ -115,6 +132,12 @@ class _TableEstimator(BaseEstimator):
         """What was done with each column, a line each, the target last."""
         check_is_fitted(self)
         return [*self.table_.summary(), f"{self.target_.name}: the target, {self.target_.note}"]
+
+    @property
+    def _inner(self) -> Any:
+        """The fitted estimator; a NotFittedError where there is none."""
+        check_is_fitted(self, "estimator_")
+        return self.estimator_
 
     @property
     def ood_threshold_(self) -> float:
@@ -129,12 +152,34 @@ class _TableEstimator(BaseEstimator):
 
     def ood_score(self, X: Any) -> np.ndarray:
         """How strange each row is: from 0, like most of the training data, to 1, like nothing seen."""
-        return self.estimator_.ood_score(self.clean(X))
+        return self._inner.ood_score(self.clean(X))
+
+
+def first_spellings(given: Any, labels: np.ndarray) -> np.ndarray:
+    """Labels as they were given: for each one its first spelling, where all are of one type."""
+    if pd.api.types.is_numeric_dtype(given.dtype):
+        return given.to_numpy()
+    first: dict[str, Any] = {}
+    for label, value in zip(labels.tolist(), given.tolist(), strict=True):
+        first.setdefault(label, value)
+    if len({type(value) for value in first.values()}) > 1:
+        return labels
+    return np.array([first[label] for label in labels.tolist()])
+
+
+def as_series(y: Any, name: str) -> pd.Series:
+    """A target as a Series; a ValueError where it has several columns."""
+    if isinstance(y, pd.Series):
+        return y if y.name is not None else y.rename(name)
+    values = np.asarray([] if y is None else y)
+    if values.ndim > 1 and values.shape[1:] != (1,):
+        raise ValueError(f"y must have one column, got an array of shape {values.shape} instead.")
+    return pd.Series(values.ravel(), name=name)
 
 
 def as_frame(X: Any) -> pd.DataFrame:
     """A DataFrame whose columns have different names; an array's columns are called 0, 1 and so on."""
-    frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(np.asarray(X))
+    frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(X if isinstance(X, dict) else np.asarray(X))
     names = [str(name) for name in frame.columns]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -168,27 +213,34 @@ class TableRegressor(RegressorMixin, _TableEstimator):
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Mean of the prediction at each row; with ``return_std`` its standard deviation too, noise included."""
-        return self.estimator_.predict(self.clean(X), return_std=return_std)
+        return self._inner.predict(self.clean(X), return_std=return_std)
 
     def predict_quantiles(self, X: Any, quantiles: Iterable[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
         """Quantiles of the prediction at each row, (n, quantiles)."""
-        return self.estimator_.predict_quantiles(self.clean(X), quantiles)
+        return self._inner.predict_quantiles(self.clean(X), quantiles)
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
         """Ends, (n, 2), of the central interval that holds the target with probability ``coverage``."""
-        return self.estimator_.predict_interval(self.clean(X), coverage)
+        return self._inner.predict_interval(self.clean(X), coverage)
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Log density of each target, (n,)."""
-        return self.estimator_.log_prob(self.clean(X), self.target_.values(pd.Series(y))[0])
+        return self._inner.log_prob(self.clean(X), self.numbers(X, y))
+
+    def numbers(self, X: Any, y: Any) -> np.ndarray:
+        """Targets as numbers, written as in training or with another decimal sign."""
+        check_is_fitted(self, "estimator_")
+        series = as_series(y, self.target_.name)
+        frame = as_frame(X).reset_index(drop=True).assign(**{self.target_.name: series.to_numpy()})
+        return self.table_.adapted_target(frame, self.target_)[0].values(series)[0]
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Draws of y at all rows together, (n, n_samples)."""
-        return self.estimator_.sample_y(self.clean(X), n_samples, random_state)
+        return self._inner.sample_y(self.clean(X), n_samples, random_state)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R² of the predictions."""
-        return float(super().score(X, self.target_.values(pd.Series(y))[0], sample_weight))
+        return float(super().score(X, self.numbers(X, y), sample_weight))
 
 
 class TableClassifier(ClassifierMixin, _TableEstimator):
@@ -224,21 +276,31 @@ class TableClassifier(ClassifierMixin, _TableEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probability of each class at each row, (n, c)."""
-        return self.estimator_.predict_proba(self.clean(X))
+        return self._inner.predict_proba(self.clean(X))
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""
         return self.classes_[self.predict_proba(X).argmax(1)]
 
     def labels(self, y: Any) -> np.ndarray:
-        """Labels in the form in which they were learnt."""
-        plain = self.classes_.dtype.kind not in "UO"
-        return np.asarray(y) if plain else self.target_.values(pd.Series(y))[0]
+        """Labels in the spelling in which they were learnt; those that are unknown stay as they are.
+
+        Raises:
+            TableError: All of them are missing.
+        """
+        series = pd.Series(np.asarray(y).ravel())
+        texts, missing = self.target_.values(series)
+        if missing.all():
+            raise TableError(f"The target '{self.target_.name}' is missing in every row.")
+        known = {canonical(str(label)): label for label in self.classes_.tolist()}
+        found = [known.get(text, text) for text in texts.tolist()]
+        return np.array(found, dtype=self.classes_.dtype if set(texts) <= set(known) else object)
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Log probability of each label, (n,)."""
-        return self.estimator_.log_prob(self.clean(X), self.labels(y))
+        return self._inner.log_prob(self.clean(X), self.labels(y))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Accuracy of the predictions."""
-        return float(super().score(X, self.labels(y), sample_weight))
+        """Accuracy of the predictions; a label that training did not have counts as wrong."""
+        right = [bool(a == b) for a, b in zip(self.predict(X).tolist(), self.labels(y).tolist(), strict=True)]
+        return float(np.average(right, weights=sample_weight))

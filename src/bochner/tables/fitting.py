@@ -9,13 +9,14 @@ import numpy as np
 import pandas as pd
 from sklearn.model_selection import train_test_split
 
-from bochner.tables.columns import as_cells, file_decimal
-from bochner.tables.errors import TableError, listed
+from bochner.tables.cells import read_numbers
+from bochner.tables.errors import TableError, listed, no_column
 from bochner.tables.estimators import TableClassifier, TableRegressor
 from bochner.tables.reading import BadRow, Piece, Source, open_table, read_table
-from bochner.tables.table import MOST_INPUTS, Table, Target
+from bochner.tables.table import MOST_INPUTS, Signs, Table, Target
 
 LEAST_ROWS = 10
+FOOTERS = frozenset({"total", "totals", "sum", "summe", "gesamt", "итого", "average", "mean"})
 
 
 @dataclass
@@ -29,6 +30,7 @@ class TrainingTable:
         groups: A number for each row; equal rows have the same.
         places: Where each row is in the file.
         unit: What the places count: "line" or "row".
+        table: What the columns were taken for.
         bad: Rows that were left out.
         notes: What was made of the file.
     """
@@ -38,6 +40,7 @@ class TrainingTable:
     target: Target
     groups: np.ndarray
     places: np.ndarray
+    table: Table
     unit: str = "row"
     bad: list[BadRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -106,14 +109,15 @@ def read_training(
         except TableError as error:
             problems.extend(error.problems)
 
-    understood: Any = tried(lambda: Target.learn(target, texts, task, file_decimal(_texts(piece.texts))))
+    signs = Signs.learn(piece.texts, drop)
+    understood: Any = tried(lambda: Target.learn(target, texts, task, signs.decimal))
     y, rows = (np.zeros(0), np.arange(len(frame))) if understood is None else keep_readable(source, piece, understood)
     if not skip_bad:
         tried(source.check_bad)
     frame = frame.iloc[rows].reset_index(drop=True)
     if len(frame) < LEAST_ROWS:
         problems.append(f"At least {LEAST_ROWS} rows are needed, {path} has {len(frame)} that can be used.")
-    table: Any = tried(lambda: Table.learn(frame, drop))
+    table: Any = tried(lambda: Table.learn(frame, drop, signs))
     if understood is not None:
         classes = np.unique(y) if understood.task == "classification" else None
         tried(lambda: check_added(list(frame.columns), target, classes))
@@ -121,35 +125,53 @@ def read_training(
         raise TableError(*problems)
     used = frame[[column.name for column in table.used]].assign(**{"the target": y})
     groups = used.groupby(list(used.columns), sort=False).ngroup().to_numpy()
+    if repeated := len(groups) - len(np.unique(groups)):
+        source.notes.append(f"{repeated} rows repeat another one; equal rows are fitted or tested together")
     places = np.array(piece.places)[rows]
-    return TrainingTable(frame, y, understood, groups, places, source.unit, list(source.bad), source.notes)
-
-
-def _texts(frame: pd.DataFrame) -> list[np.ndarray]:
-    return [as_cells(frame[name]) for name in frame.columns]
+    return TrainingTable(frame, y, understood, groups, places, table, source.unit, list(source.bad), source.notes)
 
 
 def _check_names(source: Source, target: str, drop: Sequence[str]) -> None:
-    from bochner.activations import unknown
-
     names, problems = source.names, []
     if len(names) > MOST_INPUTS:
         problems.append(f"{source.path} has {len(names)} columns, more than {MOST_INPUTS}; keep those that matter.")
     if target not in names:
-        problems.append(unknown("target", target, names))
-    problems += [unknown("drop", name, names) for name in drop if name not in names]
+        problems.append(no_column("target", target, names))
+    problems += [no_column("drop", name, names) for name in drop if name not in names]
     if target in drop:
         problems.append(f"The target '{target}' cannot be dropped.")
     if problems:
         raise TableError(*problems)
 
 
+def is_footer(texts: pd.DataFrame, decimal: str) -> bool:
+    """Whether the last row of a table sums up the others: a word such as 'Total', and sums, means or nothing beside it."""
+    last = [cell.strip() for cell in texts.iloc[-1]]
+    words = [cell.casefold().rstrip(":") in FOOTERS for cell in last]
+    if not any(words) or len(texts) < LEAST_ROWS:
+        return False
+    for name, cell, word in zip(texts.columns, last, words, strict=True):
+        if word or not cell:
+            continue
+        numbers = read_numbers(texts[name].to_numpy(dtype=object), decimal)
+        above = numbers[:-1][np.isfinite(numbers[:-1])]
+        if not len(above) or not np.isclose([above.sum(), above.mean()], numbers[-1], rtol=1e-3).any():
+            return False
+    return True
+
+
 def keep_readable(source: Source, piece: Piece, target: Target) -> tuple[np.ndarray, np.ndarray]:
     """Targets that can be read, and the rows that they are of; the others join ``source.bad``."""
     y, bad = target.values(piece.texts[target.name])
-    for row in np.nonzero(bad)[0]:
+    blank = bad & (piece.texts.map(str.strip) == "").all(axis=1).to_numpy()
+    if blank.any():
+        source.notes.append(f"{int(blank.sum())} rows without any cell left out")
+    totals = is_footer(piece.texts, target.column.decimal)
+    bad[-1] |= totals
+    for row in np.nonzero(bad & ~blank)[0]:
         cell = piece.texts[target.name].iloc[row]
         problem = f"the target '{target.name}' is missing" if not cell.strip() else f"the target is '{cell}'"
+        problem = "it holds totals of the rows above" if totals and row == len(bad) - 1 else problem
         source.bad.append(BadRow(f"{source.unit} {piece.places[row]}", problem, tuple(piece.texts.iloc[row])))
     rows = np.nonzero(~bad)[0]
     return y[rows], rows
@@ -182,8 +204,7 @@ def fit_table(table: TrainingTable, *, share: float, drop: Sequence[str], **opti
     kind = TableRegressor if table.target.task == "regression" else TableClassifier
     estimator = kind(drop=drop, **options)
     x, y = table.frame, table.y
-    estimator.fit(x.iloc[train], pd.Series(y[train], name=table.target.name))
-    estimator.target_ = table.target
+    estimator.fit_understood(table.table, table.target, x.iloc[train], y[train])
     estimator.verbose = estimator.estimator_.verbose = False
     known = held[np.isin(y[held], y[train])] if table.target.task == "classification" else held
     return FittedTable(estimator, (x.iloc[train], y[train]), (x.iloc[known], y[known]), len(held) - len(known))

@@ -10,12 +10,14 @@ import contextlib
 import csv
 import io
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from bochner.tables.errors import TEXT_SUFFIXES, TableError, check_file, listed, shortened
@@ -150,6 +152,10 @@ def open_table(path: Path) -> Source:
         header = [str(name) for name in _excel(path).iloc[0]]
         source = Source(path, [name.strip() for name in header], header)
     source.names = [name or f"unnamed {number}" for number, name in enumerate(source.names, start=1)]
+    if all(re.fullmatch(r"[-+]?\d+([.,]\d+)?", name) for name in source.names):
+        source.notes.append(
+            "the column names are all numbers; if the first line is a row, put a line of names above it"
+        )
     twice = [name for name, count in Counter(source.names).items() if count > 1]
     if twice:
         raise TableError(f"{path} has more than one column named {listed(twice)}; rename or remove the others.")
@@ -244,7 +250,7 @@ def detect(path: Path) -> Dialect:
         usual, times = max(counts.items(), key=lambda item: (item[1], item[0]))
         # A title stands alone in its line: the names are in the first line with the usual number of cells.
         titles = next(number for number, row in enumerate(rows) if len(row) == usual)
-        if any(len(row) > 1 for row in rows[:titles]):
+        if any(len(row) > 1 and not row[0].startswith("#") for row in rows[:titles]):
             titles = 0
         share = times / (len(rows) - titles) if usual > 1 else 0.0
         now = (share >= ENOUGH_ROWS, -titles, share, usual)
@@ -351,10 +357,11 @@ def _parquet_pieces(path: Path, names: list[str], rows: int) -> Iterator[Piece]:
 
 def as_text(value: Any) -> str:
     """A cell as text, from which the same value can be read again; empty where it is missing."""
-    if value is None or value is pd.NaT or value is pd.NA or value != value:
-        return ""
     if isinstance(value, str):
         return value
+    missing = pd.isna(value)
+    if isinstance(missing, bool | np.bool_) and missing:  # of a cell that is an array, it is an array
+        return ""
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 

@@ -121,7 +121,8 @@ def write_bad_rows(path: Path, bad: list[BadRow]) -> None:
     """A text file of the rows that were left out: where they are, why, and what was read."""
     text = io.StringIO(newline="")
     lines = csv.writer(text)
-    lines.writerow(["place", "problem", "cells"])
-    lines.writerows([row.place, row.problem, *row.cells] for row in bad)
+    width = max((len(row.cells) for row in bad), default=0)
+    lines.writerow(["place", "problem", *(f"cell {number}" for number in range(1, width + 1))])
+    lines.writerows([row.place, row.problem, *row.cells, *[""] * (width - len(row.cells))] for row in bad)
     with replacing(path) as part:
         part.write_text(text.getvalue(), encoding="utf-8", newline="")

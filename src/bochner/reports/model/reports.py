@@ -31,7 +31,8 @@ from bochner.reports.model.rows import COVERAGE, Rows, answers, is_regression, n
 Say = Callable[[str], None]
 FITTED = (
     "All models learn from the same rows and the same encoded columns; the others are scikit-learn's: ridge or logistic "
-    "regression, a forest of 100 trees, and a constant. The spread of a peer is that of its errors on rows that it left out."
+    "regression, a forest of 100 trees, and a constant. For numbers, the spread of the first two is that "
+    "of their errors on rows that a fit left out. A tree sees 5000 rows at most; a forest's classes get one vote each on top."
 )
 EVALUATED = (
     "The comparison knows these very rows: no constant does better on them. The report of 'bochner fit' has a linear model and a "

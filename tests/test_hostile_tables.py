@@ -1,0 +1,279 @@
+"""Tables that mislead: what a column is taken for, and what is said about it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import accuracy_score
+from typer.testing import CliRunner
+
+from bochner import TableClassifier, TableRegressor
+from bochner.cli import app
+from bochner.estimators import Settings
+from bochner.estimators.spread import Spread
+from bochner.storage import save
+from bochner.tables.cells import as_number
+from bochner.tables.errors import TableError
+from bochner.tables.fitting import read_training
+from bochner.tables.reading import open_table
+from bochner.tables.table import Changes, Signs, Table, Target
+from messy import cars, german
+
+QUICK = {
+    "kernel": "matern32",
+    "hidden_layer_sizes": (),
+    "random_state": 0,
+    "settings": Settings(folds=2, tuning_rows=40, tuning_steps=3, wide_anchors=40),
+}
+ROWS = 60
+RNG = np.random.default_rng(0)
+REAL = [f"{v:.2f}" for v in RNG.normal(5, 2, ROWS)]
+GERMAN = [f"{german(v)}" for v in RNG.uniform(1e3, 1e6, ROWS)]
+GROUPED = np.resize(["2.596", "980", "1.250", "17"], ROWS)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    """Fits without a spread for every row, which takes half of their time."""
+    monkeypatch.setattr("bochner.estimators.regression.learn_spread", lambda *_: Spread())
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def frame(**columns):
+    return pd.DataFrame({name: np.array(cells, dtype=object) for name, cells in columns.items()})
+
+
+def notes(**columns):
+    return dict(line.split(": ", 1) for line in Table.learn(frame(**columns, real=REAL)).summary())
+
+
+# ------------------------------------------------------------------ the decimal sign
+
+
+@pytest.mark.parametrize(
+    ("beside", "first", "said"),
+    [
+        (GERMAN, 2596.0, "number"),
+        (REAL, 2.596, "number"),
+        (["x", "y"] * (ROWS // 2), 2596.0, "number (point taken between thousands, which the cells leave open)"),
+    ],
+)
+def test_one_decimal_sign_for_the_whole_file(beside, first, said):
+    table = frame(units=GROUPED, beside=beside)
+    learnt = Table.learn(table)
+    assert learnt.columns[0].note == said
+    assert learnt.transform(table)["units"][:2].tolist() == [first, 980.0]
+    # The same where the other column is the target, in Python and in a file.
+    signs = Signs.learn(table[["units"]], target=table["beside"])
+    assert Table.learn(table[["units"]], signs=signs).transform(table)["units"][0] == first
+
+
+def test_an_open_decimal_sign_is_said():
+    cells = [f"{v}.{100 + v}" for v in range(1, 61)]
+    table = Table.learn(frame(a=cells, b=["x", "y"] * 30))
+    assert table.columns[0].note == "number (point taken as decimal sign, which the cells leave open)"
+    assert table.transform(frame(a=cells, b=["x", "y"] * 30))["a"][0] == 1.101
+
+
+def test_lists_of_choices_are_categories_and_decide_nothing():
+    choices = np.resize(["1,2", "3,4", "1,4"], ROWS)
+    table = Table.learn(frame(choice=choices, other=choices, units=[f"{v}.5" for v in range(ROWS)]))
+    assert [column.kind for column in table.columns] == ["category", "category", "number"]
+    assert Table.learn(frame(size=choices, price=GERMAN)).columns[0].kind == "number"
+
+
+def test_targets_are_read_with_the_decimal_sign_of_a_new_file(tmp_path):
+    table = cars(60).assign(fee=[f"{v + 0.25}" for v in cars(60)["age"]])
+    x, y = table.drop(columns="price"), table["price"]
+    model = TableRegressor(**QUICK).fit(x, y.map(str))
+    expected = model.score(x, y)
+    commas = y.map(lambda v: str(v).replace(".", ","))
+    assert model.score(x, commas) == pytest.approx(expected)
+    np.testing.assert_allclose(model.log_prob(x, commas), model.log_prob(x, y))
+    save(tmp_path / "m", model)
+    table.to_csv(tmp_path / "t.csv", sep=";", decimal=",", index=False)
+    result = run("evaluate", tmp_path / "m", tmp_path / "t.csv")
+    assert "price: written in another way than in training" in result.stdout, result.output
+    assert f"{expected:.4g}" in result.stdout
+
+
+# ------------------------------------------------------------------ new tables
+
+
+def test_a_row_is_not_judged_by_its_neighbours():
+    table = frame(a=["ask", *map(str, range(100, 199))], b=[f"{v}.5" for v in range(100)])
+    learnt = Table.learn(table)
+    for rows in ([0], [0, 1], list(range(100))):
+        assert np.isnan(learnt.transform(table.iloc[rows])["a"].iloc[0])
+    pieces = Changes()
+    learnt.transform(table.iloc[1:], pieces)
+    learnt.transform(table.iloc[:1], pieces)
+    assert pieces.lines() == ["a: 1 cells cannot be read as in training, such as 'ask'; they count as missing"]
+    with pytest.raises(TableError, match="Column 'a' held numbers in training, and now 'ask'"):
+        learnt.transform(table.iloc[[0] * 20])
+
+
+def test_changed_units_are_said_and_refused_in_targets():
+    numbers = [f"{v} km" for v in range(ROWS)]
+    changes = Changes()
+    Table.learn(frame(way=numbers, b=REAL)).transform(frame(way=["12000 m"] * 3, b=REAL[:3]), changes)
+    assert changes.lines() == ["way: now in 'm', in training in 'km'; the numbers are taken as they are"]
+    target = Target.learn("fee", pd.Series([f"${v}" for v in range(ROWS)]))
+    with pytest.raises(TableError, match=r"The target 'fee' is in '€', and had '\$' in training; convert it"):
+        target.values(pd.Series(["€5"]))
+    mixed = notes(rate=np.resize(["12%", "13%", "0.12", "14.5%"], ROWS))
+    assert mixed["rate"] == "number in %; 15 cells without '%', which are taken as they are"
+
+
+# ------------------------------------------------------------------ columns
+
+
+DAYS = pd.date_range("2024-01-05", periods=ROWS, freq="D")
+PHONES = [f"{4930000000 + 7 * v}" for v in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "note"),
+    [
+        ("on", ["soon", "2024-02", *DAYS[2:].strftime("%d.%m.%Y")], "; 2 cells that are none, such as 'soon'"),
+        ("at", ["noon", *(f"{v % 24:02}:{v:02}" for v in range(1, ROWS))], "time → hours; 1 cells that are none"),
+        ("zip", [10115 + v % 4 for v in range(ROWS)], "4 categories"),
+        ("zip", [10115 + 3 * v for v in range(ROWS)], "dropped, every value differs"),
+        ("phone", PHONES, "dropped, every value differs"),
+        ("whatever", range(7, 7 + ROWS), "dropped, numbers the rows (7 to 66)"),
+        ("year", range(1960, 1960 + ROWS), "number"),
+        ("price_index", [100 + v * v for v in range(ROWS)], "number"),
+        ("customer_key", [100 + v * v for v in range(ROWS)], "dropped, every value differs"),
+        ("key_rate", [100 + v * v for v in range(ROWS)], "number"),
+        ("index", [100 + v * v for v in range(ROWS)], "dropped, every value differs"),
+        ("count", ["07", *(str(v * v) for v in range(1, ROWS))], "number"),
+        ("code", [f"{v:03}" for v in np.resize(range(12), ROWS)], "12 categories"),
+    ],
+)
+def test_a_column_is_taken_for_what_it_is(name, cells, note):
+    found = notes(**{name: [str(cell) for cell in cells]})[name]
+    assert found == note or (note.startswith("; ") and note in found) or found.startswith(f"{note},"), found
+
+
+def test_names_of_columns_that_collide_are_refused():
+    table = frame(**{"d": DAYS.strftime("%Y-%m-%d"), "d (days)": REAL})
+    with pytest.raises(TableError, match=r"columns 'd' and 'd \(days\)' would both become 'd \(days\)'; rename one"):
+        Table.learn(table)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1,234e5", None),
+        ("1,234", 1234.0),
+        ("1.5e5", 150_000.0),
+        ("12k", 12_000.0),
+        ("$1.5M", 1_500_000.0),
+        ("12km", 12.0),
+        ("3.5 kWh", 3.5),
+        ("12.-", 12.0),
+        ("12,- €", 12.0),
+        ("2,500 EUR/m²", 2500.0),
+        ("'17'", 17.0),
+        ("ca. 30", 30.0),
+        ("<5", 5.0),
+        ("<=50K", None),
+        ("5+", None),
+    ],
+)
+def test_cells_are_numbers_or_not(text, value):
+    found = as_number(text, ".")
+    assert (found and found[0]) == value
+
+
+def test_targets_say_what_stands_in_the_way():
+    cells = pd.Series(["ask us", "sold!", *(str(v * v) for v in range(5, 40)), *["call 7"] * 8])
+    with pytest.raises(TableError, match="10 cells are not numbers, such as 'ask us'; correct them"):
+        Target.learn("price", cells)
+    target = Target.learn("price", cells, "regression")
+    assert target.values(cells)[1].sum() == 10
+    with pytest.raises(TableError, match="holds text in 10 of 12 cells, such as 'ask us'"):
+        Target.learn("price", cells[[0, 1, 2, 3, *range(37, 45)]], "regression")
+    truths = Target.learn("left", pd.Series(["Yes", "yes", "no"] * 5))
+    assert truths.note == "2 classes, 'Yes', 'no'; upper and lower case are one"
+    assert Target.from_json(truths.to_json()).values(pd.Series(["YES", "no"]))[0].tolist() == ["Yes", "no"]
+
+
+def test_types_of_pandas_are_understood():
+    table = pd.DataFrame(
+        {
+            "choice": pd.Categorical([1, 2, None] * 20),
+            "wait": pd.to_timedelta(np.arange(60) ** 2, unit="h"),
+            "list": [np.array([1, 2])] * 60,
+            "say": [f"\x1b{v % 3}\x00" for v in range(60)],
+        }
+    )
+    learnt = Table.learn(table)
+    assert learnt.summary()[:3] == ["choice: 2 categories; 20 missing", "wait: number", "list: dropped, always '[1 2]'"]
+    assert learnt.transform(table)["wait"][3] == 9.0
+    assert all(line.isprintable() for line in learnt.summary())
+
+
+def test_outputs_that_are_the_same_in_every_row_are_dropped():
+    texts = [f"{chr(97 + v % 26)}{chr(97 + v // 26)}x q w e" for v in range(ROWS)]
+    assert notes(text=texts)["text"] == "dropped, becomes the same in every row"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text + "Total,,,,,\n", "line 82: it holds totals of the rows above"),
+        (lambda text: text + f",,SUMME,,,{cars()['price'].sum():.2f}\n", "line 82: it holds totals of the rows above"),
+        (lambda text: text.replace("km,", "km ago,", 1), "must be one of the 12 columns (km ago, age,"),
+        (lambda text: "# made by hand, 2024\n" + text, "1 line before the column names left out"),
+        (lambda text: text + ",,,,,\n", "1 rows without any cell left out"),
+        (lambda text: text + text.splitlines()[1] + "\n", "1 rows repeat another one"),
+    ],
+)
+def test_files_are_read_with_their_oddities(tmp_path, change, said):
+    table, target = cars(), "price"
+    if "columns" in said:
+        table, target = table.assign(**{f"x{v}": v for v in range(6)}), "prize"
+    (tmp_path / "t.csv").write_text(change(table.to_csv(index=False)), encoding="utf-8")
+    try:
+        found = read_training(tmp_path / "t.csv", target).notes
+    except TableError as error:
+        found = error.problems
+    assert said in "\n".join(found), found
+
+
+def test_names_that_are_all_numbers_are_said(tmp_path):
+    (tmp_path / "t.csv").write_text("1,2.5,3\n" * 5, encoding="utf-8")
+    assert "the column names are all numbers" in open_table(tmp_path / "t.csv").notes[0]
+
+
+# ------------------------------------------------------------------ labels
+
+
+@pytest.mark.parametrize("labels", [["old ", "new"], [1, 2], [1.0, 2.0], [True, False], ["1.0", "2.0"], ["01", "02"]])
+@pytest.mark.parametrize("kind", [object, None])
+def test_labels_come_back_as_they_were_given(labels, kind):
+    x = cars(60)
+    y = np.array(labels, dtype=kind)[(x["km"] > 100_000).astype(int)]
+    model = TableClassifier(**QUICK).fit(x, y)
+    predicted = model.predict(x)
+    assert accuracy_score(list(y), list(predicted)) == model.score(x, y) > 0.8
+    assert {type(label) for label in predicted.tolist()} == {type(label) for label in labels}
+    assert model.score(x, np.array(["unseen"] * 60)) == 0
+    with pytest.raises(TableError, match="is missing in every row"):
+        model.score(x, [None] * 60)
+
+
+def test_raw_errors_have_become_words():
+    x, y = cars(60).drop(columns="price"), cars(60)["price"]
+    with pytest.raises(NotFittedError):
+        TableRegressor().predict(x)
+    with pytest.raises(NotFittedError):
+        TableClassifier().predict_proba(x)
+    with pytest.raises(ValueError, match=r"y must have one column, got an array of shape \(60, 2\) instead"):
+        TableRegressor(**QUICK).fit(x, np.ones((60, 2)))
+    model = TableRegressor(**QUICK).fit(x.to_dict("list"), y.to_numpy()[:, None])
+    assert np.isfinite(model.predict(x.head(2).to_dict("list"))).all()
