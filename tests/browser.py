@@ -22,15 +22,11 @@ class Browser:
         to_read, self._out = os.pipe()
         self._in, to_write = os.pipe()
 
-        def places() -> None:  # chromium reads commands from 3 and answers on 4
-            os.dup2(to_read, 103)
-            os.dup2(to_write, 104)
-            os.dup2(103, 3)
-            os.dup2(104, 4)
-
         command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder}", "--remote-debugging-pipe", "about:blank"]
+        # Chromium reads commands from 3 and answers on 4. A shell puts them there: Python would have to fork beside other threads.
+        shell = ["bash", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "bash"]
         self._process = subprocess.Popen(
-            command, preexec_fn=places, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*shell, *command], pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         os.close(to_read)
         os.close(to_write)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -404,6 +405,7 @@ def test_swag_that_diverges_everywhere_is_a_row_too(monkeypatch):
 @pytest.mark.usefixtures("generated")
 def test_swag_rows():
     config = Config(experiment="uci-classification", protocol="paper", posterior="swag", **{**SMALL, "hidden": (8, 6)})
+    config = replace(config, swag_trials=2)  # 0.001 and 3: in between so small a network may or may not diverge
     rows = run_set(config, "diabetes", ["rbf-sin"])
     assert [r["status"] for r in rows] == ["ok", "ok"]
     grid = np.linspace(0.001, 3, 4)
