@@ -402,3 +402,11 @@ def test_numbers_of_rotated_mnist_are_those_of_its_rows():
         at_most = of(model, "map")[2]
         digits = 2 if f"{over_angles:.2f}" != f"{at_most:.2f}" else 3
         assert f"{name} {over_angles:.{digits}f} and {at_most:.{digits}f}" in page, name
+
+
+def test_numbers_beside_laplace_torch_are_those_of_their_rows():
+    page = (ROOT / "docs/trained_network.md").read_text().split("## Beside laplace-torch")[1]
+    for row in read_rows(ROOT / "results/attach/laplace-torch.jsonl"):
+        cells = [f"{row['fit_s']:.1f}", f"{row['predict_s']:.2f}", f"{row['more_memory_mib']:.0f}", f"{row['nll']:.4f}"]
+        line = next(line for line in page.splitlines() if line.startswith(f"| {row['method']} | "))
+        assert line.endswith(f"| {' | '.join(cells)} | {min(row['auroc'].values()):.3f} |"), row["method"]
