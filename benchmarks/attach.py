@@ -28,9 +28,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bochner import StationaryHead, metrics
 from bochner.datasets import load_images
-from bochner.estimators.kernel_features import squared_distances
-from bochner.experiments.pretraining import Pictures, Schedule, network, train
-from bochner.experiments.rows import Row, add_rows, provenance, read_rows, write_text
+from bochner.experiments.images.pretraining import Pictures, Schedule, fit, network
+from bochner.experiments.rows import Row, add_rows, provenance, read_rows
+from bochner.files import write_text
+from bochner.members.features import squared_distances
 from bochner.networks import linear, residual_net
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -207,7 +208,7 @@ def run_cifar(options: argparse.Namespace) -> None:
     net = net.to(DEVICE, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     cut = len(x) - HELD_OUT
     began = time.perf_counter()
-    train(net, options.out / f"{options.network}-partial.safetensors", options.network, schedule, 0, x[:cut], y[:cut])
+    fit(net, options.out / f"{options.network}-partial.safetensors", schedule, 0, (x[:cut], y[:cut]))
     seconds = time.perf_counter() - began
     split = {"train": (x[:cut], y[:cut]), "held_out": (x[cut:], y[cut:]), "test": (test, truth)}
     rows = compare(f"cifar10, {options.network}", 0, net.eval(), split, sets)

@@ -21,6 +21,7 @@ from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from bochner import Categorical, Model, StationaryLayer
 from bochner.experiments.rows import provenance
 from bochner.posteriors.nuts import Nuts
+from bochner.posteriors.samples import Sampling
 
 MODELS = {
     "rbf-sin": ("rbf", "sin"),
@@ -59,8 +60,8 @@ def main() -> None:
         layer = StationaryLayer(2, 30, kernel=kernel, activation=activation, generator=generator, dtype=torch.float64)
         model = Model(layer, 2, Categorical(), generator=generator)
         start = time.perf_counter()
-        options = {"target_accept": args.target_accept, "chain_method": args.chain_method}
-        posterior = Nuts(model, x, y, warmup=args.warmup, samples=args.samples, chains=4, **options)
+        sampling = Sampling(warmup=args.warmup, samples=args.samples, target_accept=args.target_accept)
+        posterior = Nuts(model, x, y, sampling, chain_method=args.chain_method)
         seconds = time.perf_counter() - start
         # Probabilities, which is what a user sees, rather than logits, which softmax leaves unidentified.
         p = torch.softmax(posterior.outputs(grid), -1)[..., 1].numpy()

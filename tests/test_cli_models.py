@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from bochner.cli import app
 from bochner.estimators import StationaryRegressor
-from bochner.estimators.members import Member, describe
+from bochner.members.member import Member, describe
 from bochner.storage import load, save
 from bochner.tables import fitting, reading
 

@@ -16,10 +16,10 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
-from bochner.estimators.heads import GaussianHead, sums_of
-from bochner.estimators.members import Inputs
-from bochner.estimators.tuning import Rows
-from bochner.spectra import RBF, Matern
+from bochner.members.heads import GaussianHead, sums_of
+from bochner.members.member import Inputs
+from bochner.members.tuning import Rows
+from bochner.priors.spectra import RBF, Matern
 
 QUICK = {"hidden_layer_sizes": (), "random_state": 0}
 FAST = {"random_state": 0, "settings": replace(Settings(), least_steps=20, most_steps=20)}

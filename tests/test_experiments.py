@@ -98,7 +98,7 @@ def test_run_writes_rows_with_provenance_and_is_reproducible(tmp_path):
 def test_bad_command_lines_are_refused_before_any_work(tmp_path):
     runner = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"})
     result = runner.invoke(app, ["run", "gramm", "--out", str(tmp_path / "x")])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "Did you mean 'gram'?" in result.output
     assert not (tmp_path / "x").exists()
     (tmp_path / "file").write_text("")

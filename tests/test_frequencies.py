@@ -7,7 +7,7 @@ import scipy.stats
 import torch
 
 from bochner import RBF, Exponential, Matern, StationaryLayer, activations
-from bochner.frequencies import draw
+from bochner.priors.frequencies import draw
 
 METHODS = ["iid", "orthogonal", "sobol"]
 

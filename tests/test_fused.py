@@ -3,13 +3,14 @@
 import pytest
 import torch
 from torch import nn
-from torch.func import vmap
 
-from bochner import activations, fused
-from bochner.engine import stacked
-from bochner.experiments.zoo import MODELS, activation, build
+from bochner import activations
+from bochner.experiments.zoo import MODELS, Shape, activation, build
 from bochner.networks import SeededDropout, mlp
-from bochner.training import Recipe, fit_map, sgd
+from bochner.training import fused
+from bochner.training.map import Recipe, fit_map
+from bochner.training.optimizers import Entry, StackedSGD, sgd
+from bochner.training.parts import stacked
 
 GPU = pytest.mark.skipif(not fused.available(), reason="needs a GPU and Triton")
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
@@ -29,20 +30,71 @@ def test_every_wave_of_the_tables_has_a_plan(name):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", WAVES)
 def test_value_and_gradients_are_those_of_plain_operators(name, device, generator):
-    """In float32 against float64, under vmap and as a stack; phases up to ±40."""
+    """In float32 against float64; phases up to ±40."""
     wave = wave_of(name)
     u = 10 * torch.randn(3, 7, 130, generator=generator)
     bias, weight = torch.randn(3, 130, generator=generator), torch.randn(3, 7, 130, generator=generator)
     exact = [v.double().requires_grad_() for v in (u, bias)]
     expected = wave(exact[0] + exact[1][:, None])
     slopes = torch.autograd.grad((expected * weight).sum(), exact)
-    for run in (fused.bias_wave, vmap(fused.bias_wave, in_dims=(0, 0, None))):
-        own = [v.to(device).requires_grad_() for v in (u, bias)]
-        found = run(*own, wave)
-        gradients = torch.autograd.grad((found * weight.to(device)).sum(), own)
-        torch.testing.assert_close(found.double().cpu(), expected.detach(), rtol=1e-4, atol=2e-5)
-        for gradient, slope in zip(gradients, slopes, strict=True):
-            torch.testing.assert_close(gradient.double().cpu(), slope, rtol=1e-3, atol=1e-3)
+    own = [v.to(device).requires_grad_() for v in (u, bias)]
+    found = fused.bias_wave(*own, wave)
+    gradients = torch.autograd.grad((found * weight.to(device)).sum(), own)
+    torch.testing.assert_close(found.double().cpu(), expected.detach(), rtol=1e-4, atol=2e-5)
+    for gradient, slope in zip(gradients, slopes, strict=True):
+        torch.testing.assert_close(gradient.double().cpu(), slope, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_relu_with_dropout_has_its_gradient(device, generator):
+    u, bias = torch.randn(4, 70, 130, generator=generator), torch.randn(4, 130, generator=generator)
+    weight = torch.randn(4, 70, 130, generator=generator).to(device)
+    kept = (torch.rand(2, 70, 130, generator=generator) > 0.3).float().to(device) / 0.7
+    group = torch.tensor([1, 0, 1, 1], device=device)
+    plain, own = ([v.to(device).requires_grad_() for v in (u, bias)] for _ in range(2))
+    expected = (plain[0] + plain[1][:, None]).relu() * kept[group]
+    found = fused.bias_wave(*own, activations.relu().wave, dropout=fused.Dropout(kept, group, 1 / 0.7))
+    torch.testing.assert_close(found, expected)
+    slopes = torch.autograd.grad((expected * weight).sum(), plain)
+    gradients = torch.autograd.grad((found * weight).sum(), own)
+    for gradient, slope in zip(gradients, slopes, strict=True):
+        torch.testing.assert_close(gradient, slope, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_product_of_bfloat16_is_summed_and_returned_in_float32(device, generator):
+    x, weight = (torch.randn(3, n, 40, generator=generator).bfloat16().to(device) for n in (7, 5))
+    exact = [v.detach().double().requires_grad_() for v in (x, weight)]
+    expected = exact[0] @ exact[1].mT
+    own = [v.requires_grad_() for v in (x, weight)]
+    found = fused.wide_product(*own)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-5, atol=1e-5)
+    slopes = torch.autograd.grad(expected.square().sum(), exact)
+    gradients = torch.autograd.grad(found.square().sum(), own)
+    for gradient, slope in zip(gradients, slopes, strict=True):
+        torch.testing.assert_close(gradient.double(), slope, rtol=0.02, atol=0.2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_stacked_sgd_is_torchs_for_every_member(device, generator):
+    """Rates, momentum and weight decay over three steps; and the copy in bfloat16 follows."""
+    start = torch.randn(3, 5, 40, generator=generator).to(device)
+    gradients = torch.randn(3, 3, 5, 40, generator=generator).to(device)
+    rates = [0.1, 0.2, 0.05]
+    value, copy = start.clone(), start.bfloat16()
+    optimizer = StackedSGD([Entry(value, rates, 0.3, copy)])
+    theirs = [v.clone() for v in start]
+    groups = [{"params": [v], "lr": rate, "weight_decay": 0.3} for v, rate in zip(theirs, rates, strict=True)]
+    reference = sgd(groups)
+    for factor, gradient in zip((1.0, 0.5, 0.25), gradients, strict=True):
+        optimizer.set_factor(factor)
+        optimizer.step([gradient])
+        for group, rate, own, slope in zip(reference.param_groups, rates, theirs, gradient, strict=True):
+            group["lr"], own.grad = factor * rate, slope.clone()
+        reference.step()
+    torch.testing.assert_close(value, torch.stack(theirs))
+    torch.testing.assert_close(copy, value.bfloat16(), rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -51,24 +103,28 @@ def test_a_plain_sequence_is_that_of_vmap(device, generator):
     assert fused.is_plain(modules[0])
     assert not fused.is_plain(nn.Sequential(nn.BatchNorm1d(4)))
     assert not fused.is_plain(nn.Sequential(nn.Linear(4, 4, bias=False)))
+    assert not fused.is_plain(nn.Sequential(nn.ReLU(), nn.Linear(4, 4)))
     numbers = {
         n: torch.stack([dict(m.named_parameters())[n] for m in modules]) for n, _ in modules[0].named_parameters()
     }
     place = next(str(i) for i, layer in enumerate(modules[0]) if isinstance(layer, SeededDropout))
-    numbers[f"{place}.mask"] = (torch.rand(3, 6, 8, generator=generator) > 0.3).float().to(device)
+    masks = (torch.rand(2, 6, 8, generator=generator) > 0.3).float().to(device)
+    group = torch.tensor([0, 1, 0], device=device)
     x = torch.randn(3, 6, 4, generator=generator).to(device)
-    torch.testing.assert_close(fused.sequence(modules[0], numbers, x), stacked(modules[0], numbers, x))
+    found = fused.sequence(modules[0], numbers, x, {place: fused.Dropout(masks, group, 1.0)})
+    torch.testing.assert_close(found, stacked(modules[0], numbers | {f"{place}.mask": masks[group]}, x))
 
 
 @GPU
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-3), ("tf32", 1e-2), ("bfloat16", 3e-2)])
 @pytest.mark.parametrize("name", ["relu", "rbf-sin", "matern32-tri", "rbf-prelu", "local-matern52", "local-rbf"])
-def test_training_on_a_gpu_is_that_on_a_cpu(name, generator):
+def test_training_on_a_gpu_is_that_on_a_cpu(name, precision, tolerance, generator):
     x, y = torch.randn(40, 3, generator=generator), torch.randn(40, 1, generator=generator)
     assert name in MODELS
-    shape = {"protocol": "paper", "hidden": (20, 16, 5), "width": 30}
-    nets = {d: [build(name, 3, None, seed=s, **shape).to(d) for s in range(2)] for d in ("cpu", "cuda")}
+    shape = Shape("paper", None, 30, (20, 16, 5))
+    nets = {d: [build(name, 3, shape, s).to(d) for s in range(2)] for d in ("cpu", "cuda")}
     for device, own in nets.items():
-        fit_map(own, x.to(device), y.to(device), Recipe(3, 10, sgd, 1e-3, 0.01), seed=[0, 1])
+        fit_map(own, x.to(device), y.to(device), Recipe(3, 10, sgd, 1e-3, 0.01, precision=precision), seed=[0, 1])
     for cpu, gpu in zip(nets["cpu"], nets["cuda"], strict=True):
         for (n, p), q in zip(cpu.named_parameters(), gpu.parameters(), strict=True):
-            torch.testing.assert_close(q.cpu(), p, rtol=1e-3, atol=1e-4, msg=n)
+            torch.testing.assert_close(q.cpu(), p, rtol=tolerance, atol=0.1 * tolerance, msg=n)

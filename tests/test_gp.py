@@ -9,10 +9,10 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process import kernels as sk
 
 from bochner import RBF, Exponential, Gaussian, Matern, Model, StationaryLayer, induced_kernel
-from bochner.kernels import arccos0, arccos1, erf_nn, matern_nn, rbf_nn
 from bochner.posteriors.closed_form import ClosedForm
 from bochner.posteriors.gp import GaussianProcess, GaussianProcessClassifier
 from bochner.posteriors.laplace import Laplace
+from bochner.priors.kernels import arccos0, arccos1, erf_nn, matern_nn, rbf_nn
 from problems import data, regression
 
 KERNELS = {

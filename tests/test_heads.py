@@ -12,7 +12,8 @@ from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 from sklearn.gaussian_process.kernels import Matern as SklearnMatern
 from sklearn.linear_model import LogisticRegression
 
-from bochner.estimators.heads import (
+from bochner.members.features import JITTER, KernelFeatures, correlation, squared_distances
+from bochner.members.heads import (
     GaussianHead,
     SoftmaxHead,
     as_probabilities,
@@ -21,11 +22,10 @@ from bochner.estimators.heads import (
     left_out_latent,
     sums_of,
 )
-from bochner.estimators.kernel_features import JITTER, KernelFeatures, correlation, squared_distances
-from bochner.estimators.threads import one_thread
-from bochner.estimators.tuning import Rows
+from bochner.members.tuning import Rows
 from bochner.posteriors.closed_form_classifier import FeatureRows
-from bochner.spectra import RBF, Matern
+from bochner.priors.spectra import RBF, Matern
+from bochner.training.threads import one_thread
 
 AMPLITUDE, NOISE = 1.7, 0.3
 LENGTHSCALE = torch.tensor([0.8, 2.5], dtype=torch.float64)

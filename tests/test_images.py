@@ -16,17 +16,19 @@ from bochner import metrics
 from bochner.cli import app
 from bochner.datasets import IMAGES, check, fetch, load_images, summaries
 from bochner.datasets.images import Images
-from bochner.experiments import ood, pretraining, rotation, scoring
-from bochner.experiments.crops import shift
-from bochner.experiments.pretraining import Pictures, Schedule, features, network, pretrained
+from bochner.experiments.catalogue import Request
+from bochner.experiments.images import ood, pretraining, rotation, scoring
+from bochner.experiments.images.crops import shift
+from bochner.experiments.images.pretraining import Pictures, Schedule, features, network, pretrained
+from bochner.experiments.images.rotation import EXPERIMENTS, rotate, run_network
 from bochner.experiments.published import PublishedLaplace
-from bochner.experiments.rotation import EXPERIMENTS, rotate, run_network
 from bochner.experiments.rows import read_rows, write_rows
-from bochner.experiments.zoo import assemble
+from bochner.experiments.zoo import Shape, assemble
 from bochner.networks import digit_net, googlenet
 from bochner.posteriors.swag import DivergedError, Swag
 from bochner.predictive import CategoricalPredictive
 from bochner.reports import images as reports
+from bochner.reports.blocks import as_markdown, markdown_table
 
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "images" / "mnist.npz"
 TINY = Schedule(epochs=2, batch_size=64, lr=0.05, shrink=16)
@@ -132,8 +134,8 @@ def test_googlenet_has_the_papers_block_table():
 
 
 def test_published_draws_of_a_convolution_are_those_of_moved_weights(generator):
-    options = {"protocol": "paper", "seed": 0, "width": 7, "lengthscale": 0.2}
-    model = assemble("rbf-sin", digit_net(8, 3, generator=generator), 3, 4, **options).double()
+    shape = {"protocol": "paper", "width": 7, "lengthscale": 0.2}
+    model = assemble("rbf-sin", digit_net(8, 3, generator=generator), 3, Shape(classes=4, **shape), 0).double()
     x = torch.randn(6, 1, 8, 8, generator=generator, dtype=torch.float64)
     y = torch.randint(4, (6,), generator=generator)
     posterior = PublishedLaplace([model], x[None], y[None], num_data=6, seeds=torch.tensor([0]))
@@ -153,8 +155,8 @@ def test_published_draws_of_a_convolution_are_those_of_moved_weights(generator):
 
 
 def test_published_networks_are_those_of_the_published_outputs(generator):
-    options = {"protocol": "paper", "seed": 0, "width": 7, "lengthscale": 1.0}
-    model = assemble("matern32-sin", nn.Sequential(nn.Linear(3, 4)), 4, 3, **options).double()
+    shape = {"protocol": "paper", "width": 7, "lengthscale": 1.0}
+    model = assemble("matern32-sin", nn.Sequential(nn.Linear(3, 4)), 4, Shape(classes=3, **shape), 0).double()
     x = torch.randn(8, 3, generator=generator, dtype=torch.float64)
     y = torch.randint(3, (8,), generator=generator)
     posterior = PublishedLaplace([model], x[None], y[None], num_data=8, seeds=torch.tensor([0]))
@@ -242,19 +244,19 @@ def test_published_digit_networks_start_at_a_fifth_of_the_features_on_raw_pixels
 
 def test_published_test_images_are_turned_by_up_to_one_degree_more():
     """Departures 16 and 35: pixels are those of the image, the angle is drawn from [a, a + 1]°."""
-    data = rotation._Digits("digits", "cpu", "paper", 0.0)
-    turned = data.turned(90, seed=0)
+    data = rotation.Paper(rotation.EXPERIMENTS["rotated-digits"])
+    turned = data.turned(90)
     low, high = rotate(data.test, 90, mode="nearest"), rotate(data.test, 91, mode="nearest")
     assert set(turned.flatten().tolist()) <= set(data.test.flatten().tolist())
     assert ((turned == low) | (turned == high)).double().mean() > 0.99
-    ours = rotation._Digits("digits", "cpu", "bochner", 0.0)
-    torch.testing.assert_close(ours.turned(30, seed=0), ours.shown(rotate(ours.test, 30)))
+    ours = rotation.Bochner(rotation.EXPERIMENTS["rotated-digits"])
+    torch.testing.assert_close(ours.turned(30), ours.shown(rotate(ours.test, 30)))
 
 
 def test_the_damping_of_a_convolution_is_divided_by_its_positions(generator):
     """Departure 35: √(5e-4 / T) with T = 36 positions of a 3×3 kernel on 8×8, then 16 of the next; √5e-4 elsewhere."""
-    options = {"protocol": "paper", "seed": 0, "width": 7, "lengthscale": 5.0}
-    model = assemble("rbf-sin", digit_net(8, 3, generator=generator), 3, 4, **options).double()
+    shape = {"protocol": "paper", "width": 7, "lengthscale": 5.0}
+    model = assemble("rbf-sin", digit_net(8, 3, generator=generator), 3, Shape(classes=4, **shape), 0).double()
     x = torch.randn(6, 1, 8, 8, generator=generator, dtype=torch.float64)
     y = torch.randint(4, (6,), generator=generator)
     posterior = PublishedLaplace([model], x[None], y[None], num_data=6, seeds=torch.tensor([0]))
@@ -335,7 +337,7 @@ def test_rotation_reports_come_from_rows_alone(digit_rows, tmp_path):
 
 def test_the_committed_table_is_that_of_the_committed_rows():
     folder = Path(__file__).parents[1] / "results" / "images"
-    assert reports.tables(folder) == (folder / "images.md").read_text()
+    assert as_markdown(reports.blocks(folder)) == (folder / "images.md").read_text()
 
 
 def test_the_distance_from_the_papers_curves_is_the_mean_and_the_worst():
@@ -348,12 +350,12 @@ def test_the_distance_from_the_papers_curves_is_the_mean_and_the_worst():
         }
         for i, angle in enumerate(paper["angles"])
     ]
-    assert "| 0.010 / 0.370 |" in reports.rotation_table(rows)
-    assert f"1.00 ({paper['kfac']['nlpd']['relu'][9]:.2f})" in reports.rotation_table(rows)
+    assert "| 0.010 / 0.370 |" in markdown_table(reports.rotation_table(rows))
+    assert f"1.00 ({paper['kfac']['nlpd']['relu'][9]:.2f})" in markdown_table(reports.rotation_table(rows))
     # A model whose first seed diverged is shown by the next one, which is named.
     failed = [{**row, "model": "rbf-sin", "status": "diverged"} for row in rows]
     again = [{**row, "model": "rbf-sin", "seed": s, "nlpd": s} for s in (3, 2) for row in rows]
-    lines = reports.rotation_table(rows + failed + again).splitlines()
+    lines = markdown_table(reports.rotation_table(rows + failed + again)).splitlines()
     assert ["RBF (sin), seed 2" in line and "| 2.00 (" in line for line in lines] == [False] * 3 + [True]
 
 
@@ -398,8 +400,8 @@ def test_augmented_images_are_shifted_and_half_are_mirrored(inside):
 
 def test_an_interrupted_pretraining_ends_where_a_whole_one_does(inside, tmp_path, monkeypatch):
     x, y = inside
-    options = (TINY, 0, x, y, x[:60], y[:60])
-    whole, notes = pretrained(tmp_path / "whole.safetensors", *options)
+    options = {"schedule": TINY, "seed": 0, "train": (x, y), "test": (x[:60], y[:60])}
+    whole, notes = pretrained(tmp_path / "whole.safetensors", **options)
     assert notes["epochs"] == 2
     write, calls = pretraining._write, []
 
@@ -411,9 +413,9 @@ def test_an_interrupted_pretraining_ends_where_a_whole_one_does(inside, tmp_path
 
     monkeypatch.setattr(pretraining, "_write", interrupt)
     with pytest.raises(KeyboardInterrupt, match="cut"):
-        pretrained(tmp_path / "cut.safetensors", *options)
+        pretrained(tmp_path / "cut.safetensors", **options)
     assert [p.name for p in tmp_path.glob("cut*")] == ["cut-partial.safetensors"]
-    cut, _ = pretrained(tmp_path / "cut.safetensors", *options)
+    cut, _ = pretrained(tmp_path / "cut.safetensors", **options)
     assert calls == ["cut-partial.safetensors"] * 2 + ["cut.safetensors"]
     assert not list(tmp_path.glob("*partial*"))
     for name, value in whole.state_dict().items():
@@ -425,23 +427,23 @@ def test_damaged_and_foreign_weights_are_refused(inside, tmp_path):
     path = tmp_path / "w.safetensors"
     path.write_bytes(b"\x08\x00\x00\x00nonsense")
     with pytest.raises(ValueError, match=r"w.safetensors cannot be read as weights .*; delete it and run again"):
-        pretrained(path, TINY, 0, x, y, x, y)
+        pretrained(path, TINY, 0, train=(x, y), test=(x, y))
     pretraining._write(path, network(TINY, 0).state_dict(), {})
     with pytest.raises(ValueError, match=r"was not made by this training .* but by None; delete it"):
-        pretrained(path, TINY, 0, x, y, x, y)
+        pretrained(path, TINY, 0, train=(x, y), test=(x, y))
     path.unlink()
-    pretrained(path, replace(TINY, epochs=1), 0, x, y, x, y)
+    pretrained(path, replace(TINY, epochs=1), 0, train=(x, y), test=(x, y))
     with pytest.raises(ValueError, match=r"\(Schedule\(epochs=2, .*240 images\) but by Schedule\(epochs=1"):
-        pretrained(path, TINY, 0, x, y, x, y)
+        pretrained(path, TINY, 0, train=(x, y), test=(x, y))
     path.rename(tmp_path / "w-partial.safetensors")
     with pytest.raises(ValueError, match=r"w-partial.safetensors was not made by this training"):
-        pretrained(path, TINY, 0, x, y, x, y)
+        pretrained(path, TINY, 0, train=(x, y), test=(x, y))
 
 
 def test_a_pretraining_that_diverges_says_so(inside, tmp_path):
     x, y = inside
     with pytest.raises(ValueError, match="Pretraining diverged in epoch 1; lower its learning rate"):
-        pretrained(tmp_path / "w.safetensors", replace(TINY, lr=1e30), 0, x, y, x, y)
+        pretrained(tmp_path / "w.safetensors", replace(TINY, lr=1e30), 0, train=(x, y), test=(x, y))
 
 
 def test_features_with_the_statistics_of_another_set(inside):
@@ -490,8 +492,8 @@ def test_speeds_are_those_of_the_operations():
 
 def test_published_swag_draws_have_twice_the_covariance_inside_and_its_diagonal_outside(generator):
     x, y = torch.randn(80, 3, generator=generator), torch.randint(2, (80,), generator=generator)
-    options = {"protocol": "paper", "seed": 0, "width": 4, "lengthscale": 1.0}
-    model = assemble("relu", nn.Sequential(), 3, 2, **options)
+    shape = {"protocol": "paper", "width": 4, "lengthscale": 1.0}
+    model = assemble("relu", nn.Sequential(), 3, Shape(classes=2, **shape), 0)
     swag = Swag(model, x, y, lr=0.05, epochs=6, rank=4, batch_size=16)
     name = "output.weight"
     diagonal = swag.scatter[name][0] / swag.count
@@ -536,10 +538,10 @@ def ood_rows(tmp_path_factory):
         patch.setenv("BOCHNER_DATA", str(folder))
         for head in ood.HEADS:
             lines = []
-            rows = ood.run(replace(OOD, head=head), folder / "cifar-ood.jsonl", report=lines.append)
+            rows = ood.make_rows(replace(OOD, head=head), folder / "cifar-ood.jsonl", Request(report=lines.append))
             assert len(lines) == 1 + 2 + 1 + 5 + 5 + 5
         patch.setattr(ood, "Features", None)  # a second run must not get that far
-        assert ood.run(OOD, folder / "cifar-ood.jsonl") == rows
+        assert ood.make_rows(OOD, folder / "cifar-ood.jsonl", Request()) == rows
     return rows
 
 
@@ -584,7 +586,7 @@ def test_published_images_are_in_the_unit_interval_and_not_standardised(picture_
     seen = [show(x) for x in (train[:180], raw["cifar10"])]
     labels = torch.from_numpy(pictures("cifar10").y_train).long()
     truth = torch.from_numpy(pictures("cifar10").y_test).long()
-    net, _ = pretrained(tmp_path / "w", TINY, 0, seen[0], labels[:180], seen[1], truth)
+    net, _ = pretrained(tmp_path / "w", TINY, 0, train=(seen[0], labels[:180]), test=(seen[1], truth))
     published = picture_features.published
     close = {"rtol": 1e-3, "atol": 1e-4}
     inside = features(net, show.plain(raw["cifar10"]), statistics_of=plain[:180])
@@ -697,7 +699,7 @@ def test_a_method_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch
 
     monkeypatch.setattr(ood, "METHODS", [(m[0], m[1], fails, m[3]) if m[0] == "ensemble" else m for m in ood.METHODS])
     lines = []
-    rows = ood.run(OOD, tmp_path / "cifar-ood.jsonl", models=["relu"], report=lines.append)
+    rows = ood.make_rows(OOD, tmp_path / "cifar-ood.jsonl", Request(models=("relu",), report=lines.append))
     assert [row["reason"] for row in rows if row["status"] == "diverged"] == ["too fast"]
     assert any(line.endswith("diverged: too fast") for line in lines)
     assert {row["posterior"] for row in rows if row["status"] == "ok"} == {"map", "closed_form", "swag"}
@@ -709,7 +711,7 @@ def test_a_method_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch
 def test_everything_runs_on_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(ood, "load_images", pictures)
     monkeypatch.setenv("BOCHNER_DATA", str(tmp_path))
-    rows = ood.run(replace(OOD, device="cuda"), tmp_path / "cifar-ood.jsonl")
+    rows = ood.make_rows(replace(OOD, device="cuda"), tmp_path / "cifar-ood.jsonl", Request())
     assert {row["status"] for row in rows} == {"ok"}
     for config in (replace(SMALL, posteriors=("map", "kfac", "closed_form")), replace(SMALL, protocol="paper")):
         assert all(row["status"] == "ok" for row in run_network(replace(config, device="cuda"), "rbf-sin"))

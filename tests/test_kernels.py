@@ -10,7 +10,7 @@ import torch
 from scipy.integrate import dblquad, quad
 
 from bochner import RBF, Exponential, Matern, StationaryLayer, activations, induced_kernel
-from bochner.kernels import arccos0, arccos1, erf_nn, gaussian_bump, matern_nn, rbf_nn
+from bochner.priors.kernels import arccos0, arccos1, erf_nn, gaussian_bump, matern_nn, rbf_nn
 
 SPECTRA = [RBF(), Matern(2.5), Matern(1.5), Exponential()]
 PAIRS = [([0.3, -1.0], [0.9, 0.4]), ([1.5, 0.0], [-1.0, 0.2]), ([0.7, 0.7], [0.7, 0.7])]

@@ -8,7 +8,8 @@ import scipy.stats
 import torch
 from torch import nn
 
-from bochner import RBF, Matern, StationaryLayer, activations, spectra, width_error
+from bochner import RBF, Matern, StationaryLayer, activations, width_error
+from bochner.priors import spectra
 
 NAMES = list(activations.ACTIVATIONS)
 

@@ -21,7 +21,7 @@ from bochner import (
     swap_head,
 )
 from bochner.networks import SeededDropout
-from bochner.training import sgd
+from bochner.training.map import sgd
 from problems import classification, data, regression
 
 

@@ -11,11 +11,12 @@ from scipy.special import softmax
 from scipy.stats import norm
 from torch import nn
 
-from bochner.estimators import Settings, extractors, spread
-from bochner.estimators.members import Inputs, Member, climb, variance_left, worth_keeping
+from bochner.estimators import Settings, spread
 from bochner.estimators.mixture import NormalMixture, stacking_weights
 from bochner.estimators.spread import Spread, learn_spread
 from bochner.estimators.targets import TargetMap
+from bochner.members import extractors
+from bochner.members.member import Inputs, Member, climb, variance_left, worth_keeping
 
 Y = np.exp(np.random.default_rng(0).normal(size=60)) + 0.5
 MAPS = tuple(TargetMap.learn(kind, Y, np.ones(60)) for kind in ("identity", "power", "log"))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.hmc import hmc
 
 from bochner import RBF, Categorical, Exponential, Gaussian, Matern, Model, StationaryLayer, activations
@@ -15,6 +16,7 @@ from bochner.posteriors import nuts, nuts_many
 from bochner.posteriors.closed_form import ClosedForm
 from bochner.posteriors.nuts import Nuts
 from bochner.posteriors.nuts_many import sample_many
+from bochner.posteriors.samples import Sampling
 from problems import data, regression
 
 SPECTRA = [RBF(), Matern(2.5), Matern(1.5), Exponential(), Matern(1.5, product=True)]
@@ -59,12 +61,12 @@ def test_output_weights_agree_with_the_closed_form():
     posterior = OutputOnly(model, x, y)
     closed = ClosedForm(model, x, y).predict(x[:5])
     f = posterior.outputs(x[:5])[..., 0].numpy()
-    ess = nuts.effective_sample_size(f)
+    ess = effective_sample_size(f)
     draws = f.reshape(-1, 5)
     mean_error = draws.std(0) / np.sqrt(ess)
     assert (np.abs(draws.mean(0) - closed.mean[:, 0].numpy()) / mean_error).max() < 4
     variance = closed.f_variance[:, 0].numpy()
-    square_ess = nuts.effective_sample_size((f - closed.mean[:, 0].numpy()) ** 2)
+    square_ess = effective_sample_size((f - closed.mean[:, 0].numpy()) ** 2)
     assert (np.abs(draws.var(0) / variance - 1) / np.sqrt(2 / square_ess)).max() < 4
 
 
@@ -87,7 +89,7 @@ class OutputOnly(Nuts):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(nuts, "log_joint", pinned)
-            super().__init__(model, x, y, warmup=300, samples=1000, chains=2)
+            super().__init__(model, x, y, Sampling(warmup=300, samples=1000, chains=2))
         for name in self.samples:
             if name != "output.weight":
                 self.samples[name] = model.get_parameter(name).detach().expand_as(self.samples[name]).clone()
@@ -146,17 +148,17 @@ def test_simulation_based_calibration():
 def test_diagnostics_and_prediction():
     model = regression(width=5)
     x, y = data(15)
-    posterior = Nuts(model, x, y, warmup=200, samples=200, chains=2)
+    posterior = Nuts(model, x, y, Sampling(warmup=200, samples=200, chains=2))
     diagnosis = posterior.diagnose(x[:3])
     f = posterior.outputs(x[:3])[..., 0].numpy()
-    assert diagnosis.r_hat == pytest.approx(max(nuts.split_gelman_rubin(f[..., i]) for i in range(3)))
-    assert diagnosis.ess == pytest.approx(min(nuts.effective_sample_size(f[..., i]) for i in range(3)))
+    assert diagnosis.r_hat == pytest.approx(max(split_gelman_rubin(f[..., i]) for i in range(3)))
+    assert diagnosis.ess == pytest.approx(min(effective_sample_size(f[..., i]) for i in range(3)))
     assert diagnosis.divergences == posterior.divergences
     prediction = posterior.predict(x[:4], thin=4)
     assert prediction.mean.shape == (4, 1)
     assert prediction.samples.shape[0] == 100
     torch.testing.assert_close(prediction.mean, posterior.outputs(x[:4]).flatten(0, 1)[::4].mean(0))
-    again = Nuts(model, x, y, warmup=200, samples=200, chains=2)
+    again = Nuts(model, x, y, Sampling(warmup=200, samples=200, chains=2))
     torch.testing.assert_close(again.samples, posterior.samples, rtol=0, atol=0)
     assert math.isfinite(prediction.log_prob(y[:4]).sum())
 
@@ -164,7 +166,7 @@ def test_diagnostics_and_prediction():
 def test_bad_arguments():
     x, y = data(10)
     with pytest.raises(ValueError, match="chains parameter must be at least 1, got 0 instead"):
-        Nuts(regression(), x, y, chains=0)
+        Nuts(regression(), x, y, Sampling(chains=0))
     with pytest.raises(ValueError, match="x parameter must be finite"):
         Nuts(regression(), x * math.inf, y)
 
@@ -211,14 +213,14 @@ def test_networks_without_outputs_return_their_weight_priors():
     for model in models:
         torch.nn.init.zeros_(model.output.weight).requires_grad_(False)
     x, y = problem()
-    posteriors = sample_many(models, x, y, warmup=300, samples=500, chains=2, max_tree_depth=6, seed=1)
+    posteriors = sample_many(models, x, y, Sampling(warmup=300, samples=500, chains=2, max_tree_depth=6, seed=1))
     for model, posterior in zip(models, posteriors, strict=True):
         weight = posterior.samples["layer.weight"]
         assert weight.shape == (2, 500, *model.layer.weight.shape)
         assert "output.weight" not in posterior.samples
         scale = scipy.stats.norm if isinstance(model.layer.spectrum, RBF) else scipy.stats.t(3)
         inside = (weight.abs()[..., None] < torch.tensor(scale.ppf([0.6, 0.8, 0.95]))).double().mean((2, 3)).numpy()
-        error = inside.reshape(-1, 3).std(0) / np.sqrt(nuts.effective_sample_size(inside))
+        error = inside.reshape(-1, 3).std(0) / np.sqrt(effective_sample_size(inside))
         assert (np.abs(inside.mean((0, 1)) - [0.2, 0.6, 0.9]) / error).max() < 4
 
 
@@ -235,13 +237,16 @@ def test_a_network_among_many_has_the_posterior_it_has_alone():
     models = [small("matern32", "sin", 3), small("rbf", "triangle", 5)]
     x, y = problem()
     options = {"warmup": 300, "samples": 600, "chains": 2, "max_tree_depth": 6}
-    together, alone = sample_many(models, x, y, **options)[0], Nuts(models[0], x, y, seed=5, **options)
+    together, alone = (
+        sample_many(models, x, y, Sampling(**options))[0],
+        Nuts(models[0], x, y, Sampling(seed=5, **options)),
+    )
     means, errors = [], []
     for posterior in (together, alone):
         p = torch.softmax(posterior.outputs(x[:4]), -1)[..., 1]
         torch.testing.assert_close(posterior.predict(x[:4]).probabilities[:, 1], p.mean((0, 1)))
         means.append(p.numpy().mean((0, 1)))
-        errors.append(p.numpy().reshape(-1, 4).std(0) / np.sqrt(nuts.effective_sample_size(p.numpy())))
+        errors.append(p.numpy().reshape(-1, 4).std(0) / np.sqrt(effective_sample_size(p.numpy())))
         assert posterior.diagnose(x[:4]).r_hat < 1.1
     assert (np.abs(means[0] - means[1]) / np.hypot(*errors)).max() < 4
 
@@ -253,6 +258,6 @@ def test_what_cannot_be_sampled_together_is_refused():
     with pytest.raises(ValueError, match="one output for each unit, but number 1 is not one; use Nuts"):
         sample_many([small("rbf", "sin", 4), small("rbf", "paired", 4)], x, y)
     with pytest.raises(ValueError, match="samples parameter must be at least 1, got 0 instead"):
-        sample_many([small("rbf", "sin", 4)], x, y, samples=0)
+        sample_many([small("rbf", "sin", 4)], x, y, Sampling(samples=0))
     with pytest.raises(ValueError, match="networks of 2 inputs and 2 outputs, but number 1 has 2 and 3"):
         sample_many([small("rbf", "sin", 4), small("rbf", "sin", 4, outputs=3)], x, y)

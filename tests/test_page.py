@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 
 from bochner.experiments.rows import read_rows
 from bochner.reports import tables
+from bochner.reports.blocks import Block, as_markdown
 from bochner.reports.page import Section, render, write
-from bochner.reports.results import _from_markdown, results_sections
+from bochner.reports.results import _sections, results_sections
 
 RESULTS = Path(__file__).parents[1] / "results"
 EVIL = "<script>alert('a')</script>"
@@ -156,14 +157,21 @@ def test_tables_of_results_hold_the_numbers_of_their_rows(results):
     assert by["UCI: how to read the tables"].text == tables.RULE
 
 
-def test_markdown_becomes_sections():
-    text = "rule\n\n## one\n\n- a\n- b\n\n### set\n\n| x | y |\n| --- | --- |\n| 1\\|2 |  |\n\n## two\n\nlast\n"
-    assert _from_markdown(text, "T", prefix="p ") == [
+def test_blocks_become_sections_and_markdown():
+    blocks = [
+        Block(text=("rule",)),
+        Block("one", text=("a", "b")),
+        Block("one", "set", table=[["x", "y"], ["1|2", ""]]),
+        Block("two", text=("last",)),
+    ]
+    assert _sections(blocks, "T", prefix="p ") == [
         Section("T", "rule"),
         Section("p one", "a\n\nb"),
         Section("p one: set", "", [["x", "y"], ["1|2", ""]]),
         Section("p two", "last"),
     ]
+    text = "rule\n\n## one\n\n- a\n- b\n\n### set\n\n| x | y |\n| --- | --- |\n| 1\\|2 |  |\n\n## two\n\nlast\n"
+    assert as_markdown(blocks) == text
 
 
 def test_folders_are_optional_but_one_must_hold_rows(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.linear_model import RidgeCV
 
-from bochner.reports.model import Collected, Rows, measured_report, predicted_report
+from bochner.reports.model import Collected, Heading, Rows, measured_report, predicted_report
 from bochner.reports.model.columns import importances
 from bochner.reports.model.page import Page, Part, Table
 from bochner.reports.model.peers import Score, compared, likely
@@ -62,8 +62,8 @@ class Case:
         self.model = model.fit(frame.iloc[train], pd.Series(y[train], name=target))
         self.train, self.held = (_rows(self.model, frame, y, at) for at in (train, held))
         self.said = []
-        options = {"title": title, "unit": "line", "notes": ["read with ';'"], "say": self.said.append}
-        self.page = measured_report(self.model, self.held, train=self.train, **options)
+        heading = Heading(title, "line", ["read with ';'"])
+        self.page = measured_report(self.model, self.held, heading, train=self.train, say=self.said.append)
         self.parts = {part.title: part for part in self.page.parts}
 
 
@@ -264,17 +264,17 @@ def test_settings_columns_and_versions_stand_at_the_end(regression):
 
 
 def test_without_training_rows_the_comparison_is_a_constant_and_says_so(regression):
-    page = measured_report(regression.model, regression.held, title="t", unit="row", say=lambda _: None)
+    page = measured_report(regression.model, regression.held, Heading("t"), say=lambda _: None)
     assert [line[0] for line in page.parts[0].tables[0].rows] == ["this model", "the mean of these rows"]
     assert page.parts[0].tables[0].rows[1][1] == pytest.approx(np.std(regression.held.y))
     with pytest.raises(ValueError, match="must hold rows and their targets, got 0 rows"):
-        measured_report(regression.model, regression.held.take([]), title="t", unit="row", say=lambda _: None)
+        measured_report(regression.model, regression.held.take([]), Heading("t"), say=lambda _: None)
 
 
 @pytest.mark.parametrize("kind", ["regression", "classes"])
 def test_a_single_held_out_row_is_enough_and_says_little(kind, request):
     case = request.getfixturevalue(kind)
-    page = measured_report(case.model, case.held.take([3]), title="t", unit="row", train=case.train, say=lambda _: None)
+    page = measured_report(case.model, case.held.take([3]), Heading("t"), train=case.train, say=lambda _: None)
     assert "1 rows say little about" in page.answers[1][1]
     assert "no different, within chance, from a linear model" in page.answers[0][1]
     assert "<table" in page.render()
@@ -287,9 +287,7 @@ def test_predictions_in_pieces_keep_the_same_rows_as_in_one(classes, monkeypatch
         for start in range(0, 70, size):
             own = classes.held.take(range(start, min(70, start + size)))
             kept.take(own.frame, own.places, own.clean, predict_rows(classes.model, own.clean, 0.9))
-    pages = [
-        predicted_report(classes.model, kept, title="t", unit="line", coverage=0.9, notes=[]) for kept in (whole, parts)
-    ]
+    pages = [predicted_report(classes.model, kept, Heading("t", "line"), coverage=0.9) for kept in (whole, parts)]
     for one, other in zip(*(page.parts[1].tables[0].rows for page in pages), strict=True):
         assert one[:4] == other[:4]
         np.testing.assert_allclose(one[4:6], other[4:6], rtol=1e-6)

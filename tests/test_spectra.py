@@ -10,8 +10,9 @@ import torch
 from scipy.integrate import quad
 from sklearn.gaussian_process import kernels as sk
 
-from bochner import RBF, Exponential, Matern, spectra
-from bochner.spectra import matern
+from bochner import RBF, Exponential, Matern
+from bochner.priors import spectra
+from bochner.priors.spectra import matern
 
 SPECTRA = [RBF(), Matern(2.5), Matern(1.5), Exponential(), Matern(2.2), Matern(0.3)]
 PRODUCTS = [Matern(1.5, product=True), Exponential(product=True)]

@@ -8,7 +8,7 @@ from torch import nn
 
 from bochner import Categorical, Model, StationaryLayer
 from bochner.posteriors.swag import Swag, tune_learning_rate
-from bochner.training import Recipe, fit_map
+from bochner.training.map import Recipe, fit_map
 from problems import classification, data, regression
 
 

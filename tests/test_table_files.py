@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from bochner.cli import app
 from bochner.estimators import StationaryClassifier, StationaryRegressor
-from bochner.estimators.budget import Clock, OutOfTime, spend
-from bochner.estimators.settings import Settings
 from bochner.files import check_outputs, replacing, write_bytes
+from bochner.members.budget import Clock, OutOfTime, spend
+from bochner.members.settings import Settings
 from bochner.tables.cells import as_number
 from bochner.tables.errors import TableError
 from bochner.tables.reading import Piece, open_table, read_table
@@ -234,7 +234,7 @@ class Hands:
 @pytest.fixture
 def hands(monkeypatch):
     found = Hands()
-    monkeypatch.setattr("bochner.estimators.budget.time.perf_counter", found)
+    monkeypatch.setattr("bochner.members.budget.time.perf_counter", found)
     return found
 
 

@@ -14,11 +14,23 @@ from bochner.experiments.theory import NINE
 from bochner.experiments.toys import EXPERIMENTS, PAPER, PROCESSES, Config
 from bochner.likelihoods import Gaussian
 from bochner.posteriors import nuts, nuts_many
+from bochner.posteriors.samples import Sampled
 from bochner.reports.theory import save_figure
 from bochner.reports.toys import DRAWN_FROM, FIGURES
 
 SMALL = Config(
-    warmup=30, samples=20, chains=2, max_tree_depth=4, units=4, widths=(2, 3), toy_units=3, grid=8, gp_steps=5, draws=10
+    warmup=30,
+    samples=20,
+    chains=2,
+    toy_chains=2,
+    sweeps=1,
+    max_tree_depth=4,
+    units=4,
+    widths=(2, 3),
+    toy_units=3,
+    grid=8,
+    gp_steps=5,
+    draws=10,
 )
 ROWS = {"banana": 1 + 15 + 6, "banana-width": 1 + 2 * 4 * 2, "toy-1d": 1 + 9 + 9}
 
@@ -44,7 +56,7 @@ def prior_draws(models, _x, _y, config):
     for model in models:
         flat = nuts.initial(model, config.chains * config.samples, config.seed)
         samples = {n: torch.from_numpy(v).unflatten(0, (config.chains, config.samples)) for n, v in flat.items()}
-        posteriors.append(nuts.Sampled(model, samples, divergences=0, leapfrog_steps=0))
+        posteriors.append(Sampled(model, samples, divergences=0, leapfrog_steps=0))
     return posteriors, {"method": "nuts", "warmup": config.warmup, "samples": config.samples, "chains": config.chains}
 
 
@@ -55,7 +67,7 @@ def test_every_experiment_makes_rows_and_figures_from_them_alone(name, tmp_path,
     write_rows(path, EXPERIMENTS[name](SMALL))
     rows = read_rows(path)
     assert len(rows) == ROWS[name]
-    for row in (r for r in rows if r["method"] == "nuts"):
+    for row in (r for r in rows if r["method"] in ("nuts", "slices")):
         assert np.isfinite([row["r_hat"], row["ess"], *row["mean"]]).all()
         assert (row["warmup"], row["samples"], row["chains"]) == (30, 20, 2)
     for figure in DRAWN_FROM[name]:
@@ -67,7 +79,7 @@ def test_every_experiment_makes_rows_and_figures_from_them_alone(name, tmp_path,
 
 def test_a_sampled_network_says_how_it_was_sampled():
     x, y = toys._arrays("toy-1d")
-    models = [toys._network("rbf", name, 1, 3, Gaussian(0.1), 0) for name in ("sin", "local_rbf")]
+    models = [toys.make_network(("rbf", name), 1, 3, Gaussian(0.1), Config()) for name in ("sin", "local_rbf")]
     posteriors, common = toys._sample(models, x, y[:, None], SMALL)
     assert [posterior.model for posterior in posteriors] == models
     sizes = {"warmup": 30, "samples": 20, "chains": 2, "max_tree_depth": 4, "networks": 2}

@@ -10,11 +10,12 @@ import scipy.stats
 import torch
 from torch import nn
 
-from bochner import Categorical, Gaussian, Model, StationaryLayer, training
+from bochner import Categorical, Gaussian, Model, StationaryLayer
 from bochner.networks import SeededDropout, mlp
 from bochner.posteriors.closed_form import ClosedForm
-from bochner.randomness import counter_permutation, counter_uniform
-from bochner.training import Recipe, fit_map, fit_stacks, sgd, square_root_decay
+from bochner.training import map as training
+from bochner.training.map import Recipe, fit_map, fit_stacks, sgd, square_root_decay
+from bochner.training.randomness import counter_permutation, counter_uniform
 from problems import classification, data, regression
 
 
@@ -110,7 +111,7 @@ def test_stacks_of_any_number_equal_one_stack(monkeypatch):
     recipe = Recipe(2, 10, sgd, [1e-3, 1e-3, 1e-2, 1e-2, 1e-3])
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     fits = [
-        fit_stacks(many, x, y, dataclasses.replace(recipe, tf32=True), seed=range(5), rows=rows),
+        fit_stacks(many, x, y, dataclasses.replace(recipe, precision="tf32"), seed=range(5), rows=rows),
         fit_map(one, x, y, recipe, seed=range(5)),
     ]
     torch.testing.assert_close(fits[0].loss, fits[1].loss)
@@ -182,7 +183,7 @@ def test_a_diverging_member_is_reported_and_keeps_its_last_good_parameters(rate)
     stack, alone = [regression(0), regression(1)], regression(1)
     start = {n: p.clone() for n, p in stack[0].named_parameters()}
     fit = fit_map(
-        stack, x, y, Recipe(20, 20, lambda g: torch.optim.SGD(g, momentum=0.9), [rate, 1e-3]), explosion=100.0
+        stack, x, y, Recipe(20, 20, lambda g: torch.optim.SGD(g, momentum=0.9), [rate, 1e-3], explosion=100.0)
     )
     assert fit.diverged.tolist() == [True, False]
     assert torch.isnan(fit.loss[-1, 0])

@@ -5,12 +5,12 @@ import pytest
 import torch
 from scipy.stats import multivariate_normal, norm
 
-from bochner.estimators import tuning
-from bochner.estimators.kernel_features import JITTER
-from bochner.estimators.plan import make_plan
-from bochner.estimators.settings import Settings
-from bochner.estimators.tuning import Hyperparameters, Rows, left_out, log_evidence, tune
-from bochner.spectra import RBF, Exponential, Matern
+from bochner.members import tuning
+from bochner.members.features import JITTER
+from bochner.members.plan import make_plan
+from bochner.members.settings import Settings
+from bochner.members.tuning import Hyperparameters, Rows, left_out, log_evidence, tune
+from bochner.priors.spectra import RBF, Exponential, Matern
 
 GROUP = torch.tensor([0, 1, 1, 2])  # the second column has two inputs
 THETA = np.array([0.4, 0.3, -0.5, 0.8, 0.2, -0.9])  # common, three columns, log amplitude, log noise
@@ -138,13 +138,13 @@ def test_tuning_climbs_and_columns_that_do_not_matter_get_long_lengthscales():
     y = np.sin(2 * x[:, :1]) + 0.1 * rng.normal(size=(80, 1))
     rows = Rows(*(torch.from_numpy(value) for value in (x, y / y.std(), np.ones(80))))
     group, start = torch.arange(3), Hyperparameters.start(3)
-    options = {"spread": 1.0, "steps": 40}
+    settings = Settings(column_spread=1.0, tuning_steps=40)
 
     def posterior(point):
         return log_evidence(rows, RBF(), group, point.vector)[0] + tuning._log_prior(point.vector, 1.0)[0]
 
-    shared = tune(rows, RBF(), group, start, columns_move=False, **options)
-    own = tune(rows, RBF(), group, shared, columns_move=True, **options)
+    shared = tune(rows, RBF(), group, start, settings, columns_move=False)
+    own = tune(rows, RBF(), group, shared, settings, columns_move=True)
     assert not shared.columns.any()
     assert posterior(own) > posterior(shared) > posterior(start)
     lengthscale = own.lengthscale(group)

@@ -17,20 +17,23 @@ import scipy.optimize
 import torch
 from typer.testing import CliRunner
 
-from bochner import training
 from bochner.cli import app
 from bochner.datasets import Dataset, folds
-from bochner.experiments import swag, uci
-from bochner.experiments import sweep as sweeping
-from bochner.experiments.data import Data
+from bochner.experiments.catalogue import EXPERIMENTS, Request
 from bochner.experiments.published import PublishedLaplace, decay
 from bochner.experiments.rows import read_rows
-from bochner.experiments.sweep import pending, sweep, units
-from bochner.experiments.uci import Config, _held_out_noise, _Sweep, run_set
-from bochner.experiments.zoo import MODELS, activation, build
+from bochner.experiments.uci import kfac as uci
+from bochner.experiments.uci import swag
+from bochner.experiments.uci import sweep as sweeping
+from bochner.experiments.uci.data import Data
+from bochner.experiments.uci.kfac import Config, Sweep, run_set
+from bochner.experiments.uci.protocols import PROTOCOLS, Bench, Paper, held_out_noise
+from bochner.experiments.uci.sweep import pending, sweep, units
+from bochner.experiments.zoo import MODELS, Shape, activation, build
 from bochner.networks import SeededDropout
 from bochner.posteriors.swag import DivergedError
 from bochner.predictive import CategoricalPredictive, GaussianPredictive
+from bochner.training import map as training
 from problems import data, regression
 
 SMALL = {
@@ -81,8 +84,8 @@ def test_the_published_schedule_ends_at_five_hundred_thousandths():
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("protocol", ["paper", "bochner"])
 def test_every_model_has_the_log_joint_of_its_protocol(name, protocol):
-    model = build(name, 3, None, protocol=protocol, seed=1, **SHAPE).double()
-    again = build(name, 3, None, protocol=protocol, seed=1, **SHAPE).double()
+    model = build(name, 3, Shape(protocol, None, **SHAPE), 1).double()
+    again = build(name, 3, Shape(protocol, None, **SHAPE), 1).double()
     x, y = data(20)
     assert torch.isfinite(model.log_joint(x, y))
     torch.testing.assert_close(model.log_joint(x, y), again.log_joint(x, y))
@@ -99,7 +102,7 @@ def test_every_model_has_the_log_joint_of_its_protocol(name, protocol):
 
 def test_published_phases_are_uniform_before_the_link():
     """Departure 17: the linked bias is then at most π tanh(π/2) = 2.88."""
-    layer = build("rbf-sin", 3, 2, protocol="paper", seed=0, hidden=(8, 5), width=4000).layer
+    layer = build("rbf-sin", 3, Shape("paper", 2, 4000, (8, 5)), 0).layer
     assert layer.bias.abs().max() <= math.pi
     assert layer.bias.std().item() == pytest.approx(math.pi / math.sqrt(3), rel=0.05)
     assert layer.linked_bias.abs().max().item() == pytest.approx(2.88, abs=0.01)
@@ -147,7 +150,7 @@ def test_published_laplace_is_its_formula():
 @pytest.mark.parametrize("name", ["rbf-sin", "matern32-tri", "rbf-sincos", "relu"])
 def test_published_draws_are_those_of_networks_with_moved_weights(name):
     """W + scale/N · L_B⁻ᵀ Z L_A⁻ᵀ formed for every layer, phases before their link, against the thin products."""
-    models = [build(name, 3, None, protocol="paper", seed=s, **SHAPE).double() for s in range(2)]
+    models = [build(name, 3, Shape("paper", None, **SHAPE), s).double() for s in range(2)]
     x, y = (torch.stack(parts) for parts in zip(data(12, seed=0), data(12, seed=1), strict=True))
     posterior = PublishedLaplace(models, x, y, num_data=3, seeds=torch.tensor([0, 1]))
     (drawn,) = posterior.outputs(x, scales=[0.4, 0.9], num=1)
@@ -166,7 +169,7 @@ def test_published_draws_are_those_of_networks_with_moved_weights(name):
 
 
 def test_published_draws_do_not_depend_on_how_many_are_computed_at_a_time(monkeypatch):
-    models = [build("rbf-tri", 3, None, protocol="paper", seed=s, **SHAPE).double() for s in range(3)]
+    models = [build("rbf-tri", 3, Shape("paper", None, **SHAPE), s).double() for s in range(3)]
     x, y = (torch.stack(parts) for parts in zip(*(data(12, seed=s) for s in range(3)), strict=True))
     posterior = PublishedLaplace(models, x, y, num_data=3, seeds=torch.arange(3))
     found = []
@@ -198,7 +201,7 @@ def test_held_out_noise_maximises_the_validation_density():
     generator = torch.Generator().manual_seed(0)
     mean, variance = torch.zeros(2, 40, 1).double(), torch.rand(2, 40, 1, generator=generator).double()
     y = torch.randn(2, 40, 1, generator=generator).double() * torch.tensor([1.0, 3.0]).double()[:, None, None]
-    found = _held_out_noise(GaussianPredictive(mean, variance, torch.ones(2).double()), y)
+    found = held_out_noise(GaussianPredictive(mean, variance, torch.ones(2).double()), y)
     for i in range(2):
 
         def loss(noise, i=i):
@@ -211,19 +214,18 @@ def test_held_out_noise_maximises_the_validation_density():
 
 def small_sweep(protocol="paper", experiment="uci-regression", **changes):
     config = Config(experiment=experiment, protocol=protocol, **{**SMALL, **changes})
-    return _Sweep(
-        config, Data.of(tiny("boston" if experiment == "uci-regression" else "diabetes"), (0, 3), "cpu"), 10, False
-    )
+    data = Data.of(tiny("boston" if experiment == "uci-regression" else "diabetes"), (0, 3), "cpu")
+    return Sweep(Bench(config, data, 10, torch.tensor([0, 3])))
 
 
 def test_the_rate_is_the_smallest_within_one_standard_error():
     scores = np.array([[1.0, 1.2, 1.1, 0.9], [0.52, 0.43, 0.50, 0.57], [0.50, 0.44, 0.50, 0.56]])
     # The second is 0.005 ± 0.006 above the best, at most 0.02 where the best spreads by 0.04; the first 0.550 ± 0.062.
-    assert small_sweep("bochner")._choose(scores) == 1
-    assert small_sweep("paper")._choose(scores) == 2
-    assert small_sweep("paper")._choose(np.array([[1.0, 1.0], [0.1, math.inf]])) == 0
+    assert PROTOCOLS["bochner"].choose_rate(scores) == 1
+    assert PROTOCOLS["paper"].choose_rate(scores) == 2
+    assert PROTOCOLS["paper"].choose_rate(np.array([[1.0, 1.0], [0.1, math.inf]])) == 0
     ruined = np.array([[0.499] * 9 + [1000.0], list(np.linspace(0.4, 0.6, 10))])
-    assert small_sweep("bochner")._choose(ruined) == 1
+    assert PROTOCOLS["bochner"].choose_rate(ruined) == 1
 
 
 @pytest.mark.parametrize("experiment", ["uci-regression", "uci-classification"])
@@ -231,8 +233,8 @@ def test_rates_are_scored_by_the_protocols_metric(experiment):
     """Error, minus accuracy, or minus log density of the validation rows, recomputed; infinite where a fold diverged."""
     for protocol in ("paper", "bochner"):
         sweep_ = small_sweep(protocol, experiment)
-        nets, rows = sweep_._first("rbf-sin"), sweep_.data.halves()[1]
-        found = sweep_._rate_scores(nets, torch.tensor([False, True]), rows)
+        nets, rows = sweep_.untrained("rbf-sin"), sweep_.data.halves()[1]
+        found = sweep_.rate_scores(nets, torch.tensor([False, True]), rows)
         x, y = sweep_.data.x[rows[0]], sweep_.data.y[rows[0]]
         f = nets[0].eval()(x).detach()
         if experiment == "uci-regression":
@@ -254,25 +256,28 @@ def test_scales_are_scored_on_validation_plus_a_fifth_of_noise():
     constant = 0.5 * math.log(2 * math.pi)
     # Residuals 1, 0 on validation (targets 1) and 2, 3 on noise (targets 0).
     expected = (0.25 + constant) + 0.2 * (13 / 4 + constant)
-    torch.testing.assert_close(sweep_._scale_scores(prediction, y, 2), torch.full((2,), expected))
-    classes = small_sweep(experiment="uci-classification")
+    torch.testing.assert_close(
+        Paper.scale_scores(prediction, y, 2, sweep_.config.noise_weight), torch.full((2,), expected)
+    )
     log_p = torch.log(torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.99, 0.01]])).repeat(2, 1, 1)
     guess = CategoricalPredictive(log_p, torch.zeros_like(log_p), torch.zeros(2, 4))
     expected = -0.5 * (math.log(0.9) + math.log(0.8)) - 0.05 * (2 * math.log(0.5) + math.log(0.99) + math.log(0.01))
     labels = torch.tensor([[0, 1], [0, 1]])
-    torch.testing.assert_close(classes._scale_scores(guess, labels, 2), torch.full((2,), expected))
+    torch.testing.assert_close(
+        Paper.scale_scores(guess, labels, 2, sweep_.config.noise_weight), torch.full((2,), expected)
+    )
 
 
 def test_published_nlpd_is_that_of_one_gaussian():
     """Departure 33: N(y | mean of f, s² + var f) of the draws, in the table and for the scale; not their mixture."""
     sweep_ = small_sweep()
-    nets = sweep_._first("rbf-sin")
+    nets = sweep_.untrained("rbf-sin")
     x, y = sweep_.data.x[sweep_.data.test], sweep_.data.y[sweep_.data.test]
-    posterior = sweep_._published(nets, sweep_.data.train)
+    posterior = Paper().posterior(sweep_.bench, nets, sweep_.data.train)
     f = torch.stack([d[0] for d in posterior.outputs(x, scales=[200.0], num=6)]).double()
     std = (posterior.noise.double().square()[:, None, None] + f.var(0, correction=0)).sqrt()
     expected = -torch.distributions.Normal(f.mean(0), std).log_prob(y.double()).mean((1, 2))
-    rows = sweep_._test(nets, 200.0)
+    rows = sweep_.test(nets, 200.0)
     for row, nlpd in zip(rows, expected.tolist(), strict=True):
         assert row["nlpd"] == pytest.approx(nlpd, rel=1e-4)
     mixture = GaussianPredictive.from_samples(f, posterior.noise.double()).log_prob(y.double())
@@ -288,11 +293,11 @@ def test_only_the_numeric_columns_of_adult_are_standardised_under_paper(monkeypa
     seen = {}
     monkeypatch.setattr(uci, "load", lambda _: full)
 
-    def look(config, data, *_):
-        seen[config.protocol] = data
+    def look(bench, *_):
+        seen[bench.config.protocol] = bench.data
         raise InterruptedError("seen")
 
-    monkeypatch.setattr(uci, "_Sweep", look)
+    monkeypatch.setattr(uci, "Sweep", look)
     for protocol in ("paper", "bochner"):
         with pytest.raises(InterruptedError, match="seen"):
             run_set(Config(experiment="uci-classification", protocol=protocol, **SMALL), "adult", ["relu"])
@@ -307,7 +312,7 @@ def test_only_the_numeric_columns_of_adult_are_standardised_under_paper(monkeypa
 @pytest.mark.parametrize("name", ["relu", "local-rbf", "local-matern32"])
 def test_the_published_prior_of_normal_biases_is_taken_at_the_linked_bias(name):
     """Departure 38: N(π tanh(b/2) | 0, 1), while the layer adds b itself."""
-    layer = build(name, 3, 2, protocol="paper", seed=0, **SHAPE).double().layer
+    layer = build(name, 3, Shape("paper", 2, **SHAPE), 0).double().layer
     gradients = torch.autograd.grad(layer.log_prior(), list(layer.parameters()))
     slopes = layer.log_prior_slopes({n: p.detach() for n, p in layer.named_parameters()})
     for (n, _), gradient in zip(layer.named_parameters(), gradients, strict=True):
@@ -324,20 +329,19 @@ def test_the_published_prior_of_normal_biases_is_taken_at_the_linked_bias(name):
 
 def test_the_published_curvature_sees_the_first_batch_with_dropout_on():
     sweep_ = small_sweep()
-    nets, rows = sweep_._first("rbf-sin"), sweep_.data.train
-    here = sweep_._published(nets, rows).inverses
+    nets, rows = sweep_.untrained("rbf-sin"), sweep_.data.train
+    here = Paper().posterior(sweep_.bench, nets, rows).inverses
     moved = rows.clone()
-    moved[:, sweep_.batch :] = rows[:, sweep_.batch :].flip(1)
-    torch.testing.assert_close(sweep_._published(nets, moved).inverses[-1][0], here[-1][0])
-    seeds = sweep_.seeds
-    sweep_.seeds = seeds + 1
-    assert not torch.allclose(sweep_._published(nets, rows).inverses[-1][0], here[-1][0], rtol=1e-3)
+    moved[:, sweep_.bench.batch :] = rows[:, sweep_.bench.batch :].flip(1)
+    torch.testing.assert_close(Paper().posterior(sweep_.bench, nets, moved).inverses[-1][0], here[-1][0])
+    sweep_.bench.seeds = sweep_.bench.seeds + 1
+    assert not torch.allclose(Paper().posterior(sweep_.bench, nets, rows).inverses[-1][0], here[-1][0], rtol=1e-3)
 
 
 def test_held_out_noise_is_what_the_prediction_uses():
     sweep_ = small_sweep("bochner")
-    nets = sweep_._first("rbf-sin")
-    wide, narrow = (sweep_._test(nets, torch.full((2,), noise)) for noise in (3.0, 0.3))
+    nets = sweep_.untrained("rbf-sin")
+    wide, narrow = (sweep_.test(nets, torch.full((2,), noise)) for noise in (3.0, 0.3))
     assert wide[0]["rmse"] == narrow[0]["rmse"]
     assert wide[0]["nlpd"] != narrow[0]["nlpd"]
 
@@ -345,7 +349,7 @@ def test_held_out_noise_is_what_the_prediction_uses():
 def test_a_bad_fold_leaves_the_noise_of_others_alone():
     mean, y = torch.zeros(2, 5, 1), torch.tensor([1.0, -1.0, 2.0, -2.0, 0.5])[:, None].repeat(2, 1, 1)
     mean[0] = math.nan
-    found = _held_out_noise(GaussianPredictive(mean, torch.zeros_like(mean), torch.ones(2)), y)
+    found = held_out_noise(GaussianPredictive(mean, torch.zeros_like(mean), torch.ones(2)), y)
     assert math.isnan(found[0])
     assert found[1].item() == pytest.approx(y[1].square().mean().sqrt().item(), rel=1e-4)
 
@@ -413,7 +417,7 @@ def test_swag_rows():
     paper = Config.swag(experiment="uci-classification", protocol="paper")
     assert (paper.hidden, paper.width, paper.epochs) == ((1000, 1000, 500), 50, 20)
     # Dropout sits before the 500-wide layer.
-    layers = list(build("relu", 8, 2, protocol="paper", seed=0, hidden=paper.hidden, width=paper.width).extractor)
+    layers = list(build("relu", 8, Shape("paper", 2, paper.width, paper.hidden), 0).extractor)
     place = next(i for i, layer in enumerate(layers) if isinstance(layer, SeededDropout))
     assert (layers[place].width, layers[place + 1].out_features) == (1000, 500)
 
@@ -475,16 +479,16 @@ def test_the_published_search_is_a_linear_grid():
 def test_a_second_run_makes_what_is_missing_and_nothing_else(tmp_path, monkeypatch):
     config = Config(protocol="bochner", **SMALL)
     whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
-    sweep(config, ["boston", "concrete"], ["relu", "rbf-sin"], whole)
-    sweep(config, ["boston"], ["relu"], resumed)
+    sweep(config, ["boston", "concrete"], ["relu", "rbf-sin"], whole, Request())
+    sweep(config, ["boston"], ["relu"], resumed, Request())
     calls = []
     monkeypatch.setattr(sweeping, "run_set", lambda c, s, m, **k: calls.append((s, m)) or run_set(c, s, m, **k))
     lines = []
-    sweep(config, ["boston", "concrete"], ["relu", "rbf-sin"], resumed, report=lines.append)
+    sweep(config, ["boston", "concrete"], ["relu", "rbf-sin"], resumed, Request(report=lines.append))
     assert calls == [("boston", ["rbf-sin"]), ("concrete", ["relu"]), ("concrete", ["rbf-sin"])]
     assert len(lines) == 3
     assert without_clock(read_rows(resumed)) == without_clock(read_rows(whole))
-    sweep(config, ["boston", "concrete"], ["relu", "rbf-sin"], resumed)
+    sweep(config, ["boston", "concrete"], ["relu", "rbf-sin"], resumed, Request())
     assert len(calls) == 3
 
 
@@ -494,15 +498,15 @@ def test_two_sweeps_into_one_file_and_a_torn_line_lose_nothing(tmp_path):
     one = Config(protocol="bochner", **SMALL)
 
     def other(_):
-        sweep(dataclasses.replace(one, seed=1), ["boston"], ["relu"], path)
+        sweep(dataclasses.replace(one, seed=1), ["boston"], ["relu"], path, Request())
 
-    sweep(one, ["boston"], ["relu", "rbf-sin"], path, report=other)
+    sweep(one, ["boston"], ["relu", "rbf-sin"], path, Request(report=other))
     assert [(r["seed"], r["model"]) for r in read_rows(path)] == [
         (seed, model) for model in ("rbf-sin", "relu") for _ in (0, 3) for seed in ((0, 1) if model == "relu" else (0,))
     ]
     torn = path.read_text()[:-20]
     path.write_text(torn)
-    sweep(dataclasses.replace(one, seed=1), ["boston"], ["relu"], path)
+    sweep(dataclasses.replace(one, seed=1), ["boston"], ["relu"], path, Request())
     assert len(read_rows(path)) == 6
 
 
@@ -538,11 +542,14 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 import test_uci
-from bochner.experiments import swag, uci
-from bochner.experiments.sweep import sweep
-from bochner.experiments.uci import Config
+from bochner.experiments.uci import kfac as uci
+from bochner.experiments.uci import swag
+from bochner.experiments.catalogue import Request
+from bochner.experiments.uci.sweep import sweep
+from bochner.experiments.uci.kfac import Config
 uci.load = test_uci.tiny
-sweep(Config(protocol="paper", **test_uci.SMALL), ["boston", "concrete"], ["relu", "rbf-sin", "rbf-tri"], Path(sys.argv[1]))
+config = Config(protocol="paper", **test_uci.SMALL)
+sweep(config, ["boston", "concrete"], ["relu", "rbf-sin", "rbf-tri"], Path(sys.argv[1]), Request())
 """
 
 
@@ -569,10 +576,10 @@ def test_unknown_and_absent_engines(tmp_path, monkeypatch):
     with pytest.raises(
         ValueError, match=r"engine parameter must be one of local, ray, dask, got 'rey' instead. Did you mean 'ray'"
     ):
-        sweep(config, ["boston"], ["relu"], tmp_path / "rows.jsonl", engine="rey")
+        EXPERIMENTS["uci-regression"].check(Request(engine="rey"))
     monkeypatch.setitem(sys.modules, "ray.util.joblib", None)
     with pytest.raises(ValueError, match="engine 'ray' needs a package that is not installed"):
-        sweep(config, ["boston"], ["relu"], tmp_path / "rows.jsonl", engine="ray")
+        sweep(config, ["boston"], ["relu"], tmp_path / "rows.jsonl", Request(engine="ray"))
 
 
 def test_the_command_line_says_what_is_missing(tmp_path, monkeypatch):
@@ -601,7 +608,7 @@ def test_the_command_line_says_what_is_missing(tmp_path, monkeypatch):
         (["--models", ","], "models parameter must name at least one of"),
     ):
         result = runner.invoke(app, ["run", "uci-regression", *words])
-        assert result.exit_code == 2
+        assert result.exit_code == 1
         assert message in " ".join(result.output.replace("│", " ").split())
 
 
@@ -609,14 +616,14 @@ def test_the_command_line_says_what_is_missing(tmp_path, monkeypatch):
 def test_the_report_never_trains(tmp_path):
     runner = CliRunner()
     result = runner.invoke(app, ["report", str(tmp_path)])
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "There are no rows in" in " ".join(result.output.replace("│", " ").split())
     (tmp_path / "uci-regression.jsonl").write_text("nonsense\n")
     result = runner.invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 1
     assert "Line 1 of" in result.output
     (tmp_path / "uci-regression.jsonl").unlink()
-    sweep(Config(protocol="paper", **SMALL), ["boston"], ["relu"], tmp_path / "uci-regression.jsonl")
+    sweep(Config(protocol="paper", **SMALL), ["boston"], ["relu"], tmp_path / "uci-regression.jsonl", Request())
     result = runner.invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert "relu" in (tmp_path / "tables.md").read_text()
@@ -637,14 +644,17 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 import ray
 import test_uci
-from bochner.experiments import swag, uci
-from bochner.experiments.sweep import sweep
-from bochner.experiments.uci import Config
+from bochner.experiments.uci import kfac as uci
+from bochner.experiments.uci import swag
+from bochner.experiments.catalogue import Request
+from bochner.experiments.uci.sweep import sweep
+from bochner.experiments.uci.kfac import Config
 
 ray.init(num_cpus=2, include_dashboard=False, runtime_env={{"env_vars": {{"BOCHNER_DATA": sys.argv[2]}}}})
 for engine, workers in (("local", 1), ("ray", 2)):
     path = Path(sys.argv[1]) / f"{{engine}}.jsonl"
-    sweep(Config(protocol="bochner", **test_uci.SMALL), ["boston"], ["relu", "rbf-sin"], path, engine=engine, workers=workers)
+    config, request = Config(protocol="bochner", **test_uci.SMALL), Request(engine=engine, workers=workers)
+    sweep(config, ["boston"], ["relu", "rbf-sin"], path, request)
 """
 
 

@@ -4,11 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bochner import activations
-    from bochner.activations import Activation
     from bochner.attach import StationaryHead
     from bochner.estimators import StationaryClassifier, StationaryRegressor
-    from bochner.kernels import InducedKernel, induced_kernel
     from bochner.layers import StationaryLayer, WidthError, width_error
     from bochner.likelihoods import Categorical, Gaussian
     from bochner.models import Model, swap_head
@@ -17,16 +14,19 @@ if TYPE_CHECKING:
     from bochner.posteriors.laplace import Laplace
     from bochner.posteriors.swag import Swag
     from bochner.predictive import Predictive
-    from bochner.spectra import RBF, Exponential, Matern
+    from bochner.priors import activations
+    from bochner.priors.activations import Activation
+    from bochner.priors.kernels import InducedKernel, induced_kernel
+    from bochner.priors.spectra import RBF, Exponential, Matern
     from bochner.tables.estimators import TableClassifier, TableRegressor
     from bochner.training import Recipe, fit_map
 
 __version__ = "0.1.0"
 
 _MODULES = {  # where the public names are: torch takes seconds to load, so each is imported when it is asked for
-    "bochner.activations": ("Activation",),
-    "bochner.spectra": ("RBF", "Matern", "Exponential"),
-    "bochner.kernels": ("InducedKernel", "induced_kernel"),
+    "bochner.priors.activations": ("Activation",),
+    "bochner.priors.spectra": ("RBF", "Matern", "Exponential"),
+    "bochner.priors.kernels": ("InducedKernel", "induced_kernel"),
     "bochner.layers": ("StationaryLayer", "WidthError", "width_error"),
     "bochner.models": ("Model", "swap_head"),
     "bochner.likelihoods": ("Gaussian", "Categorical"),
@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
     if name in _ELSEWHERE:
         return getattr(import_module(_ELSEWHERE[name]), name)
     if name == "activations":
-        return import_module("bochner.activations")
+        return import_module("bochner.priors.activations")
     raise AttributeError(f"module 'bochner' has no attribute {name!r}")
 
 

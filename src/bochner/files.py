@@ -73,3 +73,8 @@ def write_bytes(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         part.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a text file as a whole."""
+    write_bytes(path, text.encode())

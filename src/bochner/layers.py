@@ -1,6 +1,7 @@
 """The model layer: the last hidden layer of a network, which carries the stationary prior."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,24 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bochner import activations, spectra
-from bochner.activations import Activation, link
-from bochner.frequencies import draw
-from bochner.kernels import InducedKernel, induced_kernel
-from bochner.spectra import Spectrum, check_lengthscale, log_gamma_log_prob, normal_log_prob, open_uniform
+from bochner.priors import activations, spectra
+from bochner.priors.activations import Activation, link
+from bochner.priors.frequencies import draw
+from bochner.priors.kernels import InducedKernel, induced_kernel
+from bochner.priors.spectra import Spectrum, check_lengthscale, log_gamma_log_prob, normal_log_prob, open_uniform
 
 
 def layer_log_prior(
-    spectrum: Spectrum,
-    activation: Activation,
-    weight: Any,
-    bias: Any,
-    log_lengthscale: Any,
-    *,
-    jacobian: bool,
-    xp: Any = torch,
+    spectrum: Spectrum, activation: Activation, parameters: Mapping[str, Any], *, jacobian: bool, xp: Any = torch
 ) -> Any:
-    """Log prior density of a model layer's parameters; see ``StationaryLayer.log_prior``."""
+    """Log prior density of a model layer's weight, log_lengthscale and bias, if any; see ``StationaryLayer.log_prior``."""
+    weight, bias, log_lengthscale = parameters["weight"], parameters.get("bias"), parameters["log_lengthscale"]
     total = xp.sum(spectrum.weight_log_prob(weight, xp)) + xp.sum(log_gamma_log_prob(log_lengthscale, 2.0, 0.5, xp))
     if jacobian:
         total = total + xp.sum(log_lengthscale)
@@ -162,9 +157,8 @@ class StationaryLayer(nn.Module):
             jacobian: Whether to count the change of variables to the unconstrained parameters ``bias`` and
                 ``log_lengthscale``: yes for sampling, no for MAP estimates, as in the paper.
         """
-        return layer_log_prior(
-            self.spectrum, self.activation, self.weight, self.bias, self.log_lengthscale, jacobian=jacobian
-        )
+        parameters = {"weight": self.weight, "bias": self.bias, "log_lengthscale": self.log_lengthscale}
+        return layer_log_prior(self.spectrum, self.activation, parameters, jacobian=jacobian)
 
     def log_prior_slopes(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
         """Gradients of ``log_prior`` in the given parameters, in closed form; without those that are zero everywhere.

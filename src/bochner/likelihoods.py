@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bochner.spectra import log_gamma_log_prob
+from bochner.priors.spectra import log_gamma_log_prob
 
 
 def gaussian_log_likelihood(f: Any, y: Any, log_noise: Any, xp: Any = torch) -> Any:

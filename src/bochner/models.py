@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bochner.layers import OutputLayer, StationaryLayer, amplitude_log_prior
 from bochner.likelihoods import Categorical, Gaussian, Likelihood
-from bochner.spectra import normal_log_prob
+from bochner.priors.spectra import normal_log_prob
 
 
 class Model(nn.Module):
@@ -143,23 +143,7 @@ def swap_head(
         generator: Source of randomness.
         **layer_options: Passed on to ``StationaryLayer``.
     """
-    linears = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
-    if not linears:
-        raise ValueError(
-            f"The network parameter must contain an nn.Linear to replace, got {type(network).__name__} without one."
-        )
-    name = next(reversed(linears)) if head is None else head
-    if name not in linears:
-        raise ValueError(
-            f"The head parameter must name an nn.Linear of the network ({', '.join(linears)}), got {name!r} instead."
-        )
-    old = linears[name]
-    parent = network.get_submodule(name.rpartition(".")[0]) if "." in name else network
-    if isinstance(parent, nn.Sequential) and parent is not old and parent[-1] is not old:
-        after = ", ".join(type(m).__name__ for m in list(parent)[[m is old for m in parent].index(True) + 1 :])
-        raise ValueError(
-            f"The head {name!r} must be the last module of its nn.Sequential, but {after} comes after it; remove that first."
-        )
+    name, old = _last_linear(network, head)
     extractor: nn.Module = nn.Identity()
     if name:
         # The older weight norm keeps a computed weight beside its parameters, which torch would not copy.
@@ -174,3 +158,25 @@ def swap_head(
     if likelihood is None:
         likelihood = Gaussian() if old.out_features == 1 else Categorical()
     return Model(layer, old.out_features, likelihood, extractor=extractor, amplitude=amplitude, generator=generator)
+
+
+def _last_linear(network: nn.Module, head: str | None) -> tuple[str, nn.Linear]:
+    """Name and layer of a network's last linear layer, or of the one that is named."""
+    linears = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    if not linears:
+        raise ValueError(
+            f"The network parameter must contain an nn.Linear to replace, got {type(network).__name__} without one."
+        )
+    name = next(reversed(linears)) if head is None else head
+    if name not in linears:
+        raise ValueError(
+            f"The head parameter must name an nn.Linear of the network ({', '.join(linears)}), got {name!r} instead."
+        )
+    last = linears[name]
+    parent = network.get_submodule(name.rpartition(".")[0]) if "." in name else network
+    if isinstance(parent, nn.Sequential) and parent is not last and parent[-1] is not last:
+        after = ", ".join(type(m).__name__ for m in list(parent)[[m is last for m in parent].index(True) + 1 :])
+        raise ValueError(
+            f"The head {name!r} must be the last module of its nn.Sequential, but {after} comes after it; remove that first."
+        )
+    return name, last

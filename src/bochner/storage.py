@@ -26,18 +26,18 @@ import bochner
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.estimators.classification import ClassMixture
 from bochner.estimators.columns import Column, Columns
-from bochner.estimators.extractors import Extractors, make_extractor, scaled
-from bochner.estimators.heads import GaussianHead, SoftmaxHead
-from bochner.estimators.kernel_features import KernelFeatures
-from bochner.estimators.members import Member
 from bochner.estimators.novelty import Novelty
 from bochner.estimators.regression import RegressionMixture
 from bochner.estimators.spread import Spread
 from bochner.estimators.targets import TargetMap
 from bochner.files import write_bytes
+from bochner.members.extractors import Extractors, make_extractor, scaled
+from bochner.members.features import KernelFeatures
+from bochner.members.heads import GaussianHead, SoftmaxHead
+from bochner.members.member import Member
 from bochner.networks import Intervals
 from bochner.posteriors.closed_form import Statistics
-from bochner.spectra import RBF, Exponential, Matern
+from bochner.priors.spectra import RBF, Exponential, Matern
 from bochner.tables.estimators import TableClassifier, TableRegressor
 from bochner.tables.table import Table, Target
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
-from bochner.loaders import Inputs, first_batch, split_batch, targets_of, workers
+from bochner.training.loaders import Inputs, first_batch, split_batch, targets_of, workers
 
 KEYED_NUMBERS = 4096  # numbers of an input that decide whether it is in the sample
 BATCH = 1024  # rows of a tensor that the network sees at a time

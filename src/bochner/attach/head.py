@@ -3,7 +3,7 @@ r"""A network that somebody has trained already, made to know what it does not k
 The answer stays the network's own: with features $h$ before its last layer and outputs $z(x)$ the most probable class is the one it
 was. What a stationary prior adds is how far that answer can be trusted. Let $v(x)$ be the share of the prior variance that the
 training rows leave at a row, under a stationary Gaussian process on the features (a head of infinite width, at anchors; see
-:mod:`bochner.estimators.kernel_features`): 0 at a row seen many times, 1 far from all. Then
+:mod:`bochner.members.features`): 0 at a row seen many times, 1 far from all. Then
 
 $$ p(y \mid x) = \operatorname{softmax}\bigl(r(v)\, z(x) / t\bigr), \qquad
    y \mid x \sim \mathrm{N}\bigl(\bar y + r(v) (z(x) - \bar y),\; s_y^2 (1 - r(v)^2) + s^2\bigr), \qquad r(v) = (1 - v)^\gamma $$
@@ -95,17 +95,16 @@ class StationaryHead:
     ) -> "StationaryHead":
         """Attaches a head to a trained network.
 
-        The loader is gone through twice, and its features are never all in memory. Under ``torch.distributed`` every process
-        gives its own share of the rows, and all get the same head.
+        The loader is gone through twice. Under ``torch.distributed`` every process gives its own share of the rows, and all get
+        the same head.
 
         Args:
             network: Any module; its last layer must be an ``nn.Linear`` whose output the network returns.
-            loader: Batches (x, y), (x₁, x₂, …, y) or dictionaries with labels under 'labels', 'label', 'targets', 'target' or 'y';
-                a ``DataLoader`` or any other iterable that can be gone through more than once.
+            loader: Batches (x, y), (x₁, …, y) or dictionaries with 'labels', 'label', 'targets', 'target' or 'y'; more than once.
             held_out: The same, of rows that the network was not trained on: they set the temperature or noise and the score.
                 Without them nothing can be learnt about how sure the network should be: its outputs are taken as they are, the
-                kernel and power are the usual ones, and the score is set by rows of the loader, each as if the head had not seen
-                it. That is right where the network has not learnt its training rows by heart.
+                kernel and power are the usual ones, and the score is set by rows of the loader, as if unseen by the head. That
+                is right where the network has not learnt its training rows by heart.
             head: Dotted name of the last linear layer, where it cannot be found: its input is what features are.
             task: 'classes' or 'regression'; by default integer targets are classes.
             false_alarm: Share of known rows that may be flagged.
@@ -113,23 +112,15 @@ class StationaryHead:
         """
         _check_options(network, task, false_alarm)
         first = first_targets(loader)
-        tapped = Tapped.of(network, head, loader)
-        if task is None and first.is_floating_point() and bool(((first == 0) | (first == 1)).all()):
-            raise ValueError(
-                "The loader parameter gives floats that all are 0 or 1; say task='classes' or task='regression'."
-            )
-        classes = not first.is_floating_point() if task is None else task == "classes"
-        reader = Reader(tapped, classes)
+        tapped, classes = Tapped.of(network, head, loader), _has_classes(first, task)
+        reader, seen = Reader(tapped, classes), held_out is None
         sample = sample_rows(reader.rows(loader, "reading features", progress), ANCHORS + KNOWN)
-        if sample.seen < FEWEST:
-            raise ValueError(f"The loader parameter must give at least {FEWEST} rows, got {sample.seen}.")
+        _check_enough("loader", sample.seen)
         anchors = min(ANCHORS, len(sample) // 2)
-        if held_out is None:
-            known, seen = sample[anchors:], True
-        else:
-            known, seen = sample_rows(reader.rows(held_out, "reading held-out rows", progress), KNOWN), False
-            if len(known) < FEWEST:
-                raise ValueError(f"The held_out parameter must give at least {FEWEST} rows, got {len(known)}.")
+        known = sample[anchors:]
+        if held_out is not None:
+            known = sample_rows(reader.rows(held_out, "reading held-out rows", progress), KNOWN)
+            _check_enough("held_out", len(known))
         space = Space.of(sample.features, directions=classes)
         near = _choose_nearness(space, sample, anchors, known, classes, seen)
         if sample.seen > len(sample):
@@ -216,6 +207,20 @@ def _check_options(network: Any, task: Any, false_alarm: Any) -> None:
         raise ValueError(f"The task parameter must be 'classes' or 'regression', got {task!r} instead.")
     if not isinstance(false_alarm, float) or not 0 < false_alarm < 1:
         raise ValueError(f"The false_alarm parameter must lie between 0 and 1, got {false_alarm!r} instead.")
+
+
+def _has_classes(targets: Tensor, task: str | None) -> bool:
+    """Whether targets are classes; floats that all are 0 or 1 may be either."""
+    if task is None and targets.is_floating_point() and bool(((targets == 0) | (targets == 1)).all()):
+        raise ValueError(
+            "The loader parameter gives floats that all are 0 or 1; say task='classes' or task='regression'."
+        )
+    return not targets.is_floating_point() if task is None else task == "classes"
+
+
+def _check_enough(name: str, rows: int) -> None:
+    if rows < FEWEST:
+        raise ValueError(f"The {name} parameter must give at least {FEWEST} rows, got {rows}.")
 
 
 def _choose_nearness(

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bochner.estimators.kernel_features import CHUNK, KernelFeatures, squared_distances
-from bochner.spectra import RBF, Matern, Spectrum
+from bochner.members.features import CHUNK, KernelFeatures, squared_distances
+from bochner.priors.spectra import RBF, Matern, Spectrum
 
 KERNELS: dict[str, Spectrum] = {"matern32": Matern(1.5), "rbf": RBF()}  # those that are tried
 PRECISION = 16.0  # what a row tells: the prior variance over that of its noise; what is left hardly depends on it

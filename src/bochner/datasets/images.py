@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from bochner.activations import unknown
 from bochner.datasets.tables import data_folder, is_there
+from bochner.errors import unknown
 
 
 @dataclass(frozen=True)

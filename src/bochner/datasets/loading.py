@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bochner.activations import unknown
 from bochner.datasets.builtin import BUILT_IN
 from bochner.datasets.images import IMAGES
 from bochner.datasets.tables import TABLES, Arrays, Table, data_folder, is_there
+from bochner.errors import unknown
 
 NAMES = (*TABLES, *BUILT_IN)  # what `load` reads; images are for `load_images`
 

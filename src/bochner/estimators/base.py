@@ -16,15 +16,15 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from bochner import spectra
-from bochner.activations import unknown
-from bochner.estimators.budget import Clock, spend
+from bochner.errors import unknown
 from bochner.estimators.columns import Columns, as_codes, is_category
-from bochner.estimators.kernel_features import CHUNK
-from bochner.estimators.members import Inputs
 from bochner.estimators.novelty import Novelty, learn_novelty
-from bochner.estimators.settings import Settings, Task
-from bochner.estimators.threads import one_thread
+from bochner.members.budget import Clock, spend
+from bochner.members.features import CHUNK
+from bochner.members.member import Inputs
+from bochner.members.settings import Settings, Task
+from bochner.priors import spectra
+from bochner.training.threads import one_thread
 
 DEVICES = ("auto", "cpu", "cuda")
 

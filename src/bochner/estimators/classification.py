@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bochner.estimators.extractors import Extractors, train_extractors
-from bochner.estimators.heads import SoftmaxHead, as_probabilities, as_targets, find_mode, left_out_latent, moderated
-from bochner.estimators.kernel_features import KernelFeatures, squared_distances
-from bochner.estimators.members import Inputs, Member, anchored, climb, variance_left, worth_keeping
 from bochner.estimators.mixture import stacking_weights
-from bochner.estimators.plan import Plan, make_plan
-from bochner.estimators.settings import Task
-from bochner.estimators.threads import one_thread
-from bochner.estimators.tuning import Rows
+from bochner.members.extractors import Extractors, train_extractors
+from bochner.members.features import KernelFeatures, squared_distances
+from bochner.members.heads import SoftmaxHead, as_probabilities, as_targets, find_mode, left_out_latent, moderated
+from bochner.members.member import Inputs, Member, anchored, climb, variance_left, worth_keeping
+from bochner.members.plan import Plan, make_plan
+from bochner.members.settings import Task
+from bochner.members.tuning import Rows
 from bochner.predictive import not_spoken_against
-from bochner.spectra import Spectrum
+from bochner.priors.spectra import Spectrum
+from bochner.training.threads import one_thread
 
 AMPLITUDES = tuple(2.0**k for k in range(7))  # prior standard deviations of a latent function that are tried
 SCALES = tuple(2.0**k for k in range(-3, 3))  # lengthscales, in median distances of rows; longer ones revert too late

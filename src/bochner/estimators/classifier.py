@@ -11,9 +11,9 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from bochner.estimators.base import Stationary, Training
 from bochner.estimators.classification import ClassMixture, fit_classes
-from bochner.estimators.kernel_features import CHUNK
-from bochner.estimators.members import Inputs
-from bochner.estimators.settings import Task
+from bochner.members.features import CHUNK
+from bochner.members.member import Inputs
+from bochner.members.settings import Task
 
 
 class StationaryClassifier(ClassifierMixin, Stationary):

@@ -13,10 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bochner.estimators.extractors import Extractors, train_extractors
-from bochner.estimators.heads import GaussianHead, sums_of
-from bochner.estimators.kernel_features import KernelFeatures
-from bochner.estimators.members import (
+from bochner.estimators.mixture import NormalMixture, stacking_weights
+from bochner.estimators.spread import Spread, learn_spread
+from bochner.estimators.targets import TargetMap, candidates
+from bochner.members.extractors import Extractors, train_extractors
+from bochner.members.features import KernelFeatures
+from bochner.members.heads import GaussianHead, sums_of
+from bochner.members.member import (
     Inputs,
     Member,
     anchored,
@@ -24,15 +27,12 @@ from bochner.estimators.members import (
     variance_left,
     worth_keeping,
 )
-from bochner.estimators.mixture import NormalMixture, stacking_weights
-from bochner.estimators.plan import Plan, make_plan
-from bochner.estimators.settings import Task
-from bochner.estimators.spread import Spread, learn_spread
-from bochner.estimators.targets import TargetMap, candidates
-from bochner.estimators.tuning import Hyperparameters, Rows, left_out, tune
+from bochner.members.plan import Plan, make_plan
+from bochner.members.settings import Task
+from bochner.members.tuning import Hyperparameters, Rows, left_out, tune
 from bochner.posteriors.closed_form import Statistics
 from bochner.predictive import normal_log_density
-from bochner.spectra import Spectrum
+from bochner.priors.spectra import Spectrum
 
 # What is tried for heads on networks, and for heads on the columns of tables with more rows than were tuned on.
 NOISES = tuple(2.0 ** (k / 2) for k in range(-14, 3))  # in standard deviations of the target
@@ -174,10 +174,8 @@ def choose_map(table: _Table) -> tuple[TargetMap, dict[TargetMap, Hyperparameter
 def _tuned(
     rows: Rows, spectrum: Spectrum, task: Task, start: Hyperparameters, *, columns_move: bool
 ) -> Hyperparameters:
-    settings = task.settings
     task.clock.check()
-    options = {"spread": settings.column_spread, "steps": settings.tuning_steps, "columns_move": columns_move}
-    return tune(rows, spectrum, task.group, start, **options)
+    return tune(rows, spectrum, task.group, start, task.settings, columns_move=columns_move)
 
 
 # ------------------------------------------------------------------ heads on the columns

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from bochner.estimators.base import Stationary, Training, merge_equal_rows
 from bochner.estimators.columns import LARGEST
-from bochner.estimators.kernel_features import CHUNK
-from bochner.estimators.members import Inputs, Member
 from bochner.estimators.mixture import NormalMixture
 from bochner.estimators.regression import RegressionMixture, fit_regression, mapped_mean
-from bochner.estimators.settings import Task
 from bochner.estimators.targets import as_tensor
+from bochner.members.features import CHUNK
+from bochner.members.member import Inputs, Member
+from bochner.members.settings import Task
 
 ROOT_JITTER = 1e-9  # of the mean variance: keeps covariances of many rows positive definite
 

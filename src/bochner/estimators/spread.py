@@ -15,9 +15,9 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from bochner.estimators.kernel_features import KernelFeatures
-from bochner.estimators.threads import one_thread
-from bochner.spectra import RBF
+from bochner.members.features import KernelFeatures
+from bochner.priors.spectra import RBF
+from bochner.training.threads import one_thread
 
 ANCHORS = 200  # most anchors: a spread changes slowly
 LENGTHSCALES = (1.0, 2.0, 4.0)  # of h that are tried, in standard deviations of the mean and of typical columns

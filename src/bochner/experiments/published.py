@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.utils._pytree import tree_map
 
-from bochner.activations import link
 from bochner.layers import OutputLayer, StationaryLayer, layer_log_prior
 from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model
 from bochner.networks import SeededDropout
 from bochner.posteriors.taps import Listener, Tap, taps
-from bochner.randomness import counter_mask
-from bochner.validation import as_stack
+from bochner.priors.activations import link
+from bochner.training.checks import as_stack
+from bochner.training.randomness import counter_mask
 
 Parameters = dict[str, Tensor]
 
@@ -62,7 +62,8 @@ class PublishedLayer(StationaryLayer):
         scale, bias = self.multiplier.log(), self.bias
         if bias is not None and self.activation.bias == "normal":
             bias = link(bias)
-        return layer_log_prior(self.spectrum, self.activation, self.weight, bias, scale, jacobian=jacobian)
+        parameters = {"weight": self.weight, "bias": bias, "log_lengthscale": scale}
+        return layer_log_prior(self.spectrum, self.activation, parameters, jacobian=jacobian)
 
     def log_prior_slopes(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
         """Gradients of ``log_prior``, as in ``StationaryLayer``."""
@@ -246,10 +247,8 @@ class PublishedLaplace:
             def hear(_: nn.Module, args: tuple[Tensor, ...], tap: Tap = tap) -> None:
                 rows[tap.name] = tap.rows(args[0])[:, 0]
 
-            def move(
-                _: nn.Module, __: Any, f: Tensor, tap: Tap = tap, a: Tensor = a, b: Tensor = b, z: Tensor = z
-            ) -> Tensor:
-                return f + _change(tap, rows[tap.name], a, b, z, shrink)
+            def move(_: nn.Module, __: Any, f: Tensor, tap: Tap = tap, own: Any = (a, b, z, shrink)) -> Tensor:
+                return f + _change(tap, rows[tap.name], *own)
 
             handles += [tap.module.register_forward_pre_hook(hear), tap.nudged.register_forward_hook(move)]
         try:

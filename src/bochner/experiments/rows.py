@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from bochner.files import write_bytes
+from bochner.files import write_text
 
 Row = dict[str, Any]
 
@@ -89,6 +90,29 @@ def add_rows(path: Path, found: Iterable[Row], key: Callable[[Row], tuple[Any, .
     return ordered
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replaces a text file as a whole."""
-    write_bytes(path, text.encode())
+def make_once(
+    path: Path,
+    unit: Row,
+    report: Callable[[str], None],
+    make: Callable[[], list[Row]],
+    device: str = "cpu",
+    **origin: Any,
+) -> None:
+    """Fills a file with the rows of one unit of work, unless it holds them already.
+
+    Args:
+        path: The file.
+        unit: What every row says first, and what tells whether they are there.
+        report: Called with a line that says what was done.
+        make: Makes the rows.
+        device: Where it computes.
+        **origin: What every row says beside its provenance.
+    """
+    have = read_rows(path)
+    if have and all(have[0].get(key) == value for key, value in unit.items()):
+        report(f"{path.stem:<20}  already   {path}")
+        return
+    start = time.perf_counter()
+    rows = make()
+    write_rows(path, [{**unit, **provenance(device), **origin, **row} for row in rows])
+    report(f"{path.stem:<20} {time.perf_counter() - start:7.1f} s   {path}")

@@ -6,22 +6,23 @@ Each experiment is a function of a frozen configuration that returns rows; ``EXP
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bochner import activations, spectra
-from bochner.activations import Activation
-from bochner.frequencies import draw
-from bochner.kernels import arccos0, arccos1, erf_nn, induced_kernel, matern_nn, rbf_nn
+from bochner.experiments.catalogue import Request
+from bochner.experiments.rows import Row, make_once
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.closed_form import ClosedForm, tune_marginal
-from bochner.spectra import RBF, Exponential, Matern, Spectrum
-
-Row = dict[str, Any]
+from bochner.priors import activations, spectra
+from bochner.priors.activations import Activation
+from bochner.priors.frequencies import draw
+from bochner.priors.kernels import arccos0, arccos1, erf_nn, induced_kernel, matern_nn, rbf_nn
+from bochner.priors.spectra import RBF, Exponential, Matern, Spectrum
 
 PERIODIC = ("sin", "sincos", "triangle", "periodic_relu")
 
@@ -261,3 +262,17 @@ EXPERIMENTS: dict[str, Callable[[Config], list[Row]]] = {
     "gram-error": gram_error,
     "extrapolation": extrapolation,
 }
+
+
+def check(name: str, request: Request) -> None:
+    """Nothing can be missing."""
+
+
+def run(name: str, request: Request, path: Path) -> None:
+    """Makes the rows of an experiment, unless they are there."""
+    make_once(
+        path,
+        {"experiment": name, "seed": request.seed, "protocol": "bochner"},
+        request.report,
+        lambda: EXPERIMENTS[name](Config(seed=request.seed)),
+    )

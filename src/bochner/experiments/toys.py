@@ -12,23 +12,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bochner import activations, datasets
-from bochner.activations import Activation
+from bochner import datasets
+from bochner.experiments.catalogue import Request
 from bochner.experiments.published import SampledModel
+from bochner.experiments.rows import Row, make_once
 from bochner.experiments.theory import NINE, PERIODIC
-from bochner.kernels import arccos1, matern_nn, rbf_nn
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Categorical, Gaussian, Likelihood
 from bochner.models import Model
+from bochner.posteriors.samples import Sampling
 from bochner.predictive import CategoricalPredictive
-from bochner.spectra import RBF, Exponential, Matern, Spectrum
-
-Row = dict[str, Any]
+from bochner.priors import activations
+from bochner.priors.activations import Activation
+from bochner.priors.kernels import arccos1, matern_nn, rbf_nn
+from bochner.priors.spectra import RBF, Exponential, Matern, Spectrum
 
 # Paper, Fig. "regression": means of the nine Gaussian processes, read from the source. Its data are not listed there.
 PAPER: dict[str, Any] = json.loads(
@@ -64,6 +67,8 @@ class Config:
         warmup: Steps of adaptation of each chain; the paper ran 10,000 iterations in all.
         samples: Draws of each chain after that.
         chains: Chains for each network.
+        toy_chains: The same for regression, where more cost next to nothing.
+        sweeps: Regression: sweeps over all units for each draw.
         max_tree_depth: Largest depth of NUTS's trajectories, which are 2**depth steps long.
         units: Units of the banana networks.
         widths: Units in the sweep.
@@ -80,6 +85,8 @@ class Config:
     warmup: int = 1000
     samples: int = 1000
     chains: int = 4
+    toy_chains: int = 16
+    sweeps: int = 3
     max_tree_depth: int = 7
     units: int = 30
     widths: tuple[int, ...] = (10, 20, 30)
@@ -101,27 +108,24 @@ def _arrays(name: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(data.x), torch.from_numpy(data.y)
 
 
-def _network(
-    spectrum: Spectrum | str,
-    activation: Activation | str,
-    dim: int,
-    units: int,
-    likelihood: Likelihood,
-    seed: int,
-    protocol: str = "bochner",
+def make_network(
+    prior: tuple[Spectrum | str, Activation | str], dim: int, units: int, likelihood: Likelihood, config: Config
 ) -> Model:
-    generator = torch.Generator().manual_seed(seed)
-    layer = StationaryLayer(
-        dim, units, kernel=spectrum, activation=activation, generator=generator, dtype=torch.float64
-    )
-    if protocol == "paper":
-        return SampledModel(layer, likelihood, generator)
-    return Model(layer, 2 if isinstance(likelihood, Categorical) else 1, likelihood, generator=generator)
+    """A network of one hidden layer under a prior, as the protocol has it."""
+    generator = torch.Generator().manual_seed(config.seed)
+    drawn: Any = {"kernel": prior[0], "activation": prior[1], "generator": generator}
+    layer = StationaryLayer(dim, units, **drawn, dtype=torch.float64)
+    classes = 2 if isinstance(likelihood, Categorical) else 1
+    made = {
+        "bochner": lambda: Model(layer, classes, likelihood, generator=generator),
+        "paper": lambda: SampledModel(layer, likelihood, generator),
+    }
+    return made[config.protocol]()
 
 
 def _periodic(kernels: tuple[str, ...], units: int, config: Config) -> dict[str, Model]:
     return {
-        f"{kernel}-{name}": _network(kernel, name, 2, units, Categorical(), config.seed, config.protocol)
+        f"{kernel}-{name}": make_network((kernel, name), 2, units, Categorical(), config)
         for name in PERIODIC
         for kernel in kernels
     }
@@ -130,10 +134,11 @@ def _periodic(kernels: tuple[str, ...], units: int, config: Config) -> dict[str,
 def _sample(models: list[Model], x: Tensor, y: Tensor, config: Config) -> tuple[list[Any], Row]:
     """The posteriors, and what every row says of the run that made them all."""
     from bochner.posteriors.nuts_many import sample_many
+    from bochner.posteriors.samples import Sampling
 
     start = time.perf_counter()
     names = ("warmup", "samples", "chains", "max_tree_depth", "seed", "progress")
-    posteriors = sample_many(models, x, y, **{name: getattr(config, name) for name in names})
+    posteriors = sample_many(models, x, y, Sampling(**{name: getattr(config, name) for name in names}))
     seconds = round(time.perf_counter() - start, 1)
     sizes: Row = {name: getattr(config, name) for name in names[:4]}
     return posteriors, {"method": "nuts", **sizes, "networks": len(models), "run_seconds": seconds}
@@ -151,10 +156,15 @@ def _square(points: int, extent: float) -> Tensor:
     return torch.cartesian_prod(line, line).flip(-1)
 
 
+def _far_circle() -> Tensor:
+    """64 points at distance 10 from the origin, (64, 2)."""
+    angle = torch.linspace(0, 2 * math.pi, 65, dtype=torch.float64)[:-1]
+    return 10 * torch.stack([angle.cos(), angle.sin()], -1)
+
+
 def _prediction(predict: Callable[[Tensor], Any], x: Tensor, y: Tensor, config: Config) -> Row:
     """Probability of class 1 and its variance on the grid, accuracy, and confidence at 64 points far from the data."""
-    angle = torch.linspace(0, 2 * math.pi, 65, dtype=torch.float64)[:-1]
-    far: CategoricalPredictive = predict(10 * torch.stack([angle.cos(), angle.sin()], -1))
+    far: CategoricalPredictive = predict(_far_circle())
     grid: CategoricalPredictive = predict(_square(config.grid, config.extent))
     return {
         "accuracy": round((predict(x).probabilities.argmax(-1) == y).double().mean().item(), 4),
@@ -177,7 +187,9 @@ def _banana_rows(models: dict[str, Model], config: Config) -> list[Row]:
     for (name, model), posterior in zip(models.items(), posteriors, strict=True):
         prior = {"activation": model.layer.activation.name, "kernel": str(model.layer.spectrum)}
         row = {"model": name, **prior, "units": model.layer.out_features, **common}
+        far = posterior.diagnose(_far_circle())
         row |= _diagnosis(posterior, _square(13, 3.0))
+        row |= {"far_r_hat": round(far.r_hat, 4), "far_ess": round(far.ess, 1)}
         rows.append(row | _prediction(partial(posterior.predict, thin=thin), x, y, config))
     return rows
 
@@ -185,9 +197,7 @@ def _banana_rows(models: dict[str, Model], config: Config) -> list[Row]:
 def banana_networks(config: Config) -> list[Row]:
     """Banana by NUTS under 15 priors, and a row of the data."""
     models = _periodic(("exponential", "matern32", "rbf"), config.units, config)
-    models |= {
-        n: _network(RBF(), a, 2, config.units, Categorical(), config.seed, config.protocol) for n, a in OTHERS.items()
-    }
+    models |= {n: make_network((RBF(), a), 2, config.units, Categorical(), config) for n, a in OTHERS.items()}
     return _banana_rows(models, config)
 
 
@@ -210,8 +220,9 @@ def banana_processes(config: Config) -> list[Row]:
 def banana(config: Config) -> list[Row]:
     """Banana by NUTS and by Gaussian processes (Figs. "teaser" and "comparisons_app_meanvar").
 
-    R-hat and effective sample size are the worst of the class probabilities on a 13 × 13 grid over the data. Far away is
-    64 points on the circle of radius 10; the data end at 3. Both networks and processes are fitted to all 400 points.
+    R-hat and effective sample size are the worst of the class probabilities on a 13 × 13 grid over the data, and those that begin
+    with "far" the worst at 64 points on the circle of radius 10; the data end at 3. Both networks and processes are fitted to all
+    400 points.
     """
     return [*banana_networks(config), *banana_processes(config)]
 
@@ -268,26 +279,29 @@ def toy_processes(config: Config) -> list[Row]:
 
 
 def toy_networks(config: Config) -> list[Row]:
-    """Nine networks of a few units by NUTS, and a row of the data.
+    """Nine networks of a few units by elliptical slice sampling, and a row of the data.
 
-    The step and the local exponential units jump, and their gradient knows nothing of the jumps: NUTS hardly moves, and
-    R-hat says so.
+    The posterior has many modes, and step and local exponential units jump, of which a gradient knows nothing: of nine networks
+    NUTS brought two to agreement between chains.
     """
+    from bochner.posteriors.slices import slice_sample
+
     x, y, grid = _toy()
-    models = [
-        _network(spectrum or RBF(), activation, 1, config.toy_units, Gaussian(0.1), config.seed, config.protocol)
-        for _, activation, spectrum in NINE.values()
-    ]
-    posteriors, common = _sample(models, x, y, config)
+    sampling = Sampling(config.warmup, config.samples, config.toy_chains, seed=config.seed, progress=config.progress)
     rows: list[Row] = [{"method": "data", "x": _round(x), "y": _round(y)}]
-    for prior, posterior in zip(NINE, posteriors, strict=True):
-        row = {"prior": prior, "units": config.toy_units, **common, **_diagnosis(posterior, x)}
-        rows.append(row | _curves(posterior.predict(grid), grid))
+    for prior, (_, activation, spectrum) in NINE.items():
+        start = time.perf_counter()
+        model = make_network((spectrum or RBF(), activation), 1, config.toy_units, Gaussian(0.1), config)
+        posterior = slice_sample(model, x, y, sampling, thin=config.sweeps)
+        row: Row = {"prior": prior, "units": config.toy_units, "method": "slices", "sweeps": config.sweeps}
+        row |= {"warmup": config.warmup, "samples": config.samples, "chains": config.toy_chains}
+        row["run_seconds"] = round(time.perf_counter() - start, 1)
+        rows.append(row | _diagnosis(posterior, x) | _curves(posterior.predict(grid), grid))
     return rows
 
 
 def toy_1d(config: Config) -> list[Row]:
-    """One-dimensional regression under nine priors, by NUTS and by Gaussian processes (Figs. "regression(-finite)")."""
+    """One-dimensional regression under nine priors, by samples and by Gaussian processes (Figs. "regression(-finite)")."""
     return [*toy_networks(config), *toy_processes(config)]
 
 
@@ -296,3 +310,24 @@ EXPERIMENTS: dict[str, Callable[[Config], list[Row]]] = {
     "banana-width": banana_width,
     "toy-1d": toy_1d,
 }
+
+
+def check(name: str, request: Request) -> None:  # noqa: ARG001
+    """Whether the data are there."""
+    datasets.load("toy-1d" if name == "toy-1d" else "banana")
+
+
+def run(name: str, request: Request, path: Path) -> None:
+    """Makes the rows of an experiment, unless they are there. Those of "paper" have a file of their own."""
+    import jax
+
+    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    config = Config(seed=request.seed, protocol=request.protocol, progress=request.progress)
+    make_once(
+        path,
+        {"experiment": name, "seed": request.seed, "protocol": request.protocol},
+        request.report,
+        lambda: EXPERIMENTS[name](config),
+        device,
+        jax=jax.__version__,
+    )

@@ -2,21 +2,22 @@
 
 import copy
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 
-from bochner import activations, spectra
-from bochner.activations import Activation, MaternWave, unknown
+from bochner.errors import unknown
 from bochner.experiments.published import PublishedGaussian, PublishedLayer, PublishedModel
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model
 from bochner.networks import mlp
-from bochner.spectra import Matern
+from bochner.priors import activations, spectra
+from bochner.priors.activations import Activation, MaternWave
+from bochner.priors.spectra import Matern
 
 # Kernel and activation of each model, in the order of the paper's tables. Locally stationary and ReLU models have normal weights.
 MODELS: dict[str, tuple[str, str]] = {
@@ -52,12 +53,29 @@ def activation(name: str, protocol: str) -> Activation:
     if name.startswith("local_matern"):
         nu = {"local_matern52": 2.5, "local_matern32": 1.5}[name]
         local = activations.local_matern(nu)
-        return local if protocol == "bochner" else replace(local, wave=MaternWave(nu, scale=1 / nu))
-    if protocol == "paper" and name == "triangle":
-        return activations.triangle("paper")
-    if protocol == "paper" and name == "periodic_relu":
-        return activations.periodic_relu("paper")
-    return activations.resolve(name)
+        return {"bochner": local, "paper": replace(local, wave=MaternWave(nu, scale=1 / nu))}[protocol]
+    ours = activations.resolve(name)
+    published = {"triangle": activations.triangle("paper"), "periodic_relu": activations.periodic_relu("paper")}
+    return {"bochner": ours, "paper": published.get(name, ours)}[protocol]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a network of the tables is, and what it is for.
+
+    Attributes:
+        protocol: "paper" or "bochner".
+        classes: Number of classes, or None for regression.
+        width: Number of units of the model layer.
+        hidden: Widths of the extractor's layers, where that is fully connected.
+        lengthscale: Where the lengthscale starts; None for the protocol's own.
+    """
+
+    protocol: str
+    classes: int | None
+    width: int
+    hidden: tuple[int, ...] = ()
+    lengthscale: float | None = None
 
 
 @lru_cache(maxsize=32)
@@ -66,51 +84,46 @@ def _extractor(in_features: int, hidden: tuple[int, ...], seed: int) -> nn.Seque
     return mlp(in_features, hidden, generator=torch.Generator().manual_seed(seed + 2**32))
 
 
-def build(
-    name: str, in_features: int, classes: int | None, *, protocol: str, seed: int, hidden: tuple[int, ...], width: int
-) -> Model:
-    """The network ``name`` for a table, with all its initial numbers drawn from ``seed``.
-
-    Args:
-        name: One of ``MODELS``.
-        in_features: Number of inputs.
-        classes: Number of classes, or None for regression.
-        protocol: "paper" or "bochner".
-        seed: Seed of every draw.
-        hidden: Widths of the extractor's layers.
-        width: Number of units of the model layer.
-    """
-    start = 0.2 if protocol == "paper" and classes is None and name != "relu" else 1.0
-    extractor = copy.deepcopy(_extractor(in_features, hidden, seed))
-    return assemble(name, extractor, hidden[-1], classes, protocol=protocol, seed=seed, width=width, lengthscale=start)
+def build(name: str, in_features: int, shape: Shape, seed: int) -> Model:
+    """The network ``name`` for a table of so many inputs, with all its initial numbers drawn from ``seed``."""
+    extractor = copy.deepcopy(_extractor(in_features, shape.hidden, seed))
+    return assemble(name, extractor, shape.hidden[-1], shape, seed)
 
 
-def assemble(
-    name: str,
-    extractor: nn.Module,
-    features: int,
-    classes: int | None,
-    *,
-    protocol: str,
-    seed: int,
-    width: int,
-    lengthscale: float,
-) -> Model:
+def assemble(name: str, extractor: nn.Module, features: int, shape: Shape, seed: int) -> Model:
     """The network ``name`` on top of an extractor that gives ``features`` features, its other numbers drawn from ``seed``."""
     if name not in MODELS:
         raise ValueError(unknown("models", name, MODELS))
+    return ASSEMBLED[shape.protocol](name, extractor, features, shape, seed)
+
+
+def _ours(name: str, extractor: nn.Module, features: int, shape: Shape, seed: int) -> Model:
     kernel, wave = MODELS[name]
-    spectrum, sigma = spectra.resolve(kernel), activation(wave, protocol)
     generator = torch.Generator().manual_seed(seed)
-    likelihood = Gaussian() if classes is None else Categorical()
-    common: Any = {"activation": sigma, "generator": generator}
-    if protocol == "bochner":
-        layer = StationaryLayer(features, width, kernel=spectrum, lengthscale=lengthscale, **common)
-        return Model(layer, classes or 1, likelihood, extractor=extractor, generator=generator)
+    layer = StationaryLayer(
+        features,
+        shape.width,
+        kernel=kernel,
+        activation=activation(wave, "bochner"),
+        lengthscale=shape.lengthscale or 1.0,
+        generator=generator,
+    )
+    likelihood = Gaussian() if shape.classes is None else Categorical()
+    return Model(layer, shape.classes or 1, likelihood, extractor=extractor, generator=generator)
+
+
+def _published(name: str, extractor: nn.Module, features: int, shape: Shape, seed: int) -> Model:
+    kernel, wave = MODELS[name]
+    spectrum, generator = spectra.resolve(kernel), torch.Generator().manual_seed(seed)
     if isinstance(spectrum, Matern):
         spectrum = Matern(spectrum.nu, product=True)
-    layer = PublishedLayer(features, width, multiplier=1 / lengthscale, kernel=spectrum, **common)
-    if classes is None:
-        likelihood = PublishedGaussian()
+    start = shape.lengthscale or (0.2 if shape.classes is None and name != "relu" else 1.0)
+    drawn: Any = {"kernel": spectrum, "activation": activation(wave, "paper"), "generator": generator}
+    layer = PublishedLayer(features, shape.width, multiplier=1 / start, **drawn)
+    likelihood = PublishedGaussian() if shape.classes is None else Categorical()
     options: Any = {"extractor_precision": 2.0, "output_bias": True, "generator": generator}
-    return PublishedModel(layer, classes or 1, likelihood, extractor=nn.Sequential(*extractor, nn.ReLU()), **options)  # pyright: ignore[reportGeneralTypeIssues]
+    linked = nn.Sequential(*extractor, nn.ReLU())  # pyright: ignore[reportGeneralTypeIssues]
+    return PublishedModel(layer, shape.classes or 1, likelihood, extractor=linked, **options)
+
+
+ASSEMBLED = {"bochner": _ours, "paper": _published}

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from bochner.likelihoods import Gaussian
-from bochner.loaders import Batches, over_batches
 from bochner.models import Model
 from bochner.predictive import GaussianPredictive
-from bochner.validation import check_data, check_model
+from bochner.training.checks import check_data, check_model
+from bochner.training.loaders import Batches, over_batches
 
 CHUNK = 16_384
 STRIP = 128  # columns of a product of which only the lower half is needed

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bochner.likelihoods import Categorical
-from bochner.loaders import Batches, over_batches
 from bochner.models import Model
 from bochner.posteriors.closed_form import CHUNK, cholesky, features, prior_precision
 from bochner.predictive import CategoricalPredictive, Predictive
-from bochner.validation import check_model
+from bochner.training.checks import check_model
+from bochner.training.loaders import Batches, over_batches
 
 KEPT = 2**26  # numbers of float64 in half a GiB
 

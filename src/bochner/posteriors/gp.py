@@ -15,9 +15,9 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood, VariationalELBO
 from torch import Tensor
 
-from bochner.kernels import InducedKernel
 from bochner.predictive import CategoricalPredictive, GaussianPredictive
-from bochner.spectra import Spectrum
+from bochner.priors.kernels import InducedKernel
+from bochner.priors.spectra import Spectrum
 
 Function = Callable[[Tensor, Tensor], Tensor]
 

@@ -43,17 +43,17 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 from torch.utils._pytree import tree_map
 
-from bochner.activations import unknown
+from bochner.errors import unknown
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian
-from bochner.loaders import Batches, over_batches
 from bochner.models import Model
 from bochner.posteriors.closed_form_classifier import average_classes, seed_of
 from bochner.posteriors.curvature import Curvature, Diagonal, Full, Kron
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.posteriors.taps import Listener, Tap, likelihood_root, taps, unit_cotangents
 from bochner.predictive import GaussianPredictive, Predictive, not_spoken_against
-from bochner.validation import as_stack, check_data
+from bochner.training.checks import as_stack, check_data
+from bochner.training.loaders import Batches, over_batches
 
 CHUNK = 256  # held-out rows that are processed at a time
 SEARCH_DRAWS = 32  # of the outputs of a held-out row, for each prior and temperature that is tried

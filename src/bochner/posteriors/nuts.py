@@ -6,8 +6,6 @@ parameters.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,19 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS
 from torch import Tensor
 
-from bochner.activations import link
-from bochner.frequencies import draw
 from bochner.layers import amplitude_log_prior, layer_log_prior
 from bochner.likelihoods import Gaussian, categorical_log_likelihood, gaussian_log_likelihood, noise_log_prior
 from bochner.models import Model
-from bochner.posteriors.mixture import drawn_outputs, mixture
-from bochner.predictive import Predictive
-from bochner.spectra import normal_log_prob
-from bochner.validation import check_data
+from bochner.posteriors.samples import Sampled, Sampling
+from bochner.priors.activations import link
+from bochner.priors.frequencies import draw
+from bochner.priors.spectra import normal_log_prob
+from bochner.training.checks import check_data
 
 # What the shared formulas need of an array module, under torch's names.
 _SHARED = ("sin", "cos", "abs", "round", "clip", "where", "exp", "log", "log1p", "tanh", "sum", "concatenate")
@@ -70,15 +66,8 @@ def output(model: Model, parameters: Arrays, features: Any) -> Any:
 def log_prior(model: Model, parameters: Arrays, *, jacobian: bool) -> Any:
     """Log prior of everything but the extractor."""
     layer = model.layer
-    total = layer_log_prior(
-        layer.spectrum,
-        layer.activation,
-        parameters["layer.weight"],
-        parameters.get("layer.bias"),
-        parameters["layer.log_lengthscale"],
-        jacobian=jacobian,
-        xp=JAX,
-    )
+    own = {name.removeprefix("layer."): value for name, value in parameters.items() if name.startswith("layer.")}
+    total = layer_log_prior(layer.spectrum, layer.activation, own, jacobian=jacobian, xp=JAX)
     for name, precision in model.precisions().items():
         if name in ("output.weight", "output.bias"):
             total = total + jnp.sum(normal_log_prob(parameters[name], precision))
@@ -121,13 +110,6 @@ def held(model: Model) -> Arrays:
     return {n: jnp.asarray(p.detach().double().cpu().numpy()) for n, p in held.items()}
 
 
-def check_counts(**counts: int) -> None:
-    """Raises a ValueError that names the first count below 1."""
-    for name, value in counts.items():
-        if value < 1:
-            raise ValueError(f"The {name} parameter must be at least 1, got {value} instead.")
-
-
 def initial(model: Model, chains: int, seed: int) -> dict[str, np.ndarray]:
     """Over-dispersed starting points: weights and biases from the prior, the rest scattered around the model's values.
 
@@ -153,72 +135,6 @@ def initial(model: Model, chains: int, seed: int) -> dict[str, np.ndarray]:
     return {n: np.stack([p[n].numpy() for p in points]) for n in points[0]}
 
 
-@dataclass(frozen=True)
-class Diagnostics:
-    """Whether the chains can be trusted.
-
-    Attributes:
-        divergences: Number of divergent transitions after warm-up, all chains together.
-        r_hat: Largest split R-hat of the function values, or of the class probabilities; near 1 when the chains agree.
-        ess: Smallest effective sample size of the same.
-    """
-
-    divergences: int
-    r_hat: float
-    ess: float
-
-
-class Sampled:
-    """Posterior draws of one network.
-
-    Args:
-        model: The network.
-        samples: Draws of each sampled parameter, (chains, samples, ...).
-        divergences: Number of divergent transitions after warm-up.
-        leapfrog_steps: Number of gradients after warm-up.
-    """
-
-    def __init__(self, model: Model, samples: dict[str, Tensor], *, divergences: int, leapfrog_steps: int) -> None:
-        self.model, self.samples = model, samples
-        self.divergences, self.leapfrog_steps = divergences, leapfrog_steps
-
-    def outputs(self, x: Tensor, *, group: int = 200) -> Tensor:
-        """Function values of every draw, (chains, samples, n, c)."""
-        sizes = next(iter(self.samples.values())).shape[:2]
-        f = torch.cat(list(self._drawn(x, 1, group)))
-        return f.unflatten(0, sizes)
-
-    def _drawn(self, x: Tensor, thin: int, group: int) -> Iterator[Tensor]:
-        flat = {n: v.flatten(0, 1)[::thin, None] for n, v in self.samples.items()}
-        fixed = {n: v[None] for n, v in self.model.state_dict().items() if n not in flat}
-        for start in range(0, len(next(iter(flat.values()))), group):
-            yield drawn_outputs(self.model.eval(), {n: v[start : start + group] for n, v in flat.items()}, fixed, x)[
-                :, 0
-            ]
-
-    def predict(self, x: Tensor, *, thin: int = 1, group: int = 200) -> Predictive:
-        """Averages over every ``thin``-th draw, ``group`` of them at a time; each draw brings its own noise."""
-        noise = None
-        if isinstance(self.model.likelihood, Gaussian):
-            drawn = self.samples.get("likelihood.log_noise")
-            noise = self.model.likelihood.noise.detach() if drawn is None else drawn.flatten()[::thin].exp()
-        return mixture(self.model, (f for part in self._drawn(x, thin, group) for f in part), noise)
-
-    def diagnose(self, x: Tensor) -> Diagnostics:
-        """Divergences, R-hat and effective sample size of what the network says at the given inputs.
-
-        That is the function for regression and the probabilities for classes: the softmax leaves the function's level open.
-        """
-        f = self.outputs(x)
-        if f.shape[1] < 4:
-            raise ValueError(f"Diagnostics need at least 4 samples for each chain, got {f.shape[1]}.")
-        f = f if isinstance(self.model.likelihood, Gaussian) else torch.softmax(f, -1)
-        values = f.flatten(2).double().cpu().numpy()
-        return Diagnostics(
-            self.divergences, float(split_gelman_rubin(values).max()), float(effective_sample_size(values).min())
-        )
-
-
 class Nuts(Sampled):
     """Posterior samples by the No-U-Turn sampler.
 
@@ -226,14 +142,8 @@ class Nuts(Sampled):
         model: The network; its extractor is applied once and stays as it is, and so do parameters that require no gradient.
         x: Training inputs, (N, ...).
         y: Training targets.
-        warmup: Steps of adaptation for each chain.
-        samples: Draws for each chain after that.
-        chains: Number of chains.
+        sampling: How long, and how many chains.
         chain_method: "vectorized" (one computation) or "parallel" (one device each).
-        target_accept: Target acceptance probability of the step size; raise it where transitions diverge.
-        max_tree_depth: Largest depth of the trajectory's tree.
-        seed: Seed of initial values and of the sampler.
-        progress: Whether to show NumPyro's progress bar.
     """
 
     def __init__(
@@ -241,38 +151,32 @@ class Nuts(Sampled):
         model: Model,
         x: Tensor,
         y: Tensor,
+        sampling: Sampling | None = None,
         *,
-        warmup: int = 1000,
-        samples: int = 1000,
-        chains: int = 4,
         chain_method: str = "vectorized",
-        target_accept: float = 0.8,
-        max_tree_depth: int = 10,
-        seed: int = 0,
-        progress: bool = False,
     ) -> None:
         check_data(model, x, y)
-        check_counts(warmup=warmup, samples=samples, chains=chains)
+        sampling = sampling or Sampling()
         with torch.no_grad():
             features = model.eval().extractor(x)
         with jax.enable_x64(True):
             inputs, targets = arrays(model, features, y)
-            fixed, points = held(model), initial(model, chains, seed)
+            fixed, points = held(model), initial(model, sampling.chains, sampling.seed)
 
             def potential(parameters: Arrays) -> Any:
                 return -log_joint(model, fixed | parameters, inputs, targets)
 
-            kernel = NUTS(potential_fn=potential, target_accept_prob=target_accept, max_tree_depth=max_tree_depth)
+            depth, accept = sampling.max_tree_depth, sampling.target_accept
             mcmc = MCMC(
-                kernel,
-                num_warmup=warmup,
-                num_samples=samples,
-                num_chains=chains,
+                NUTS(potential_fn=potential, target_accept_prob=accept, max_tree_depth=depth),
+                num_warmup=sampling.warmup,
+                num_samples=sampling.samples,
+                num_chains=sampling.chains,
                 chain_method=chain_method,
-                progress_bar=progress,
+                progress_bar=sampling.progress,
             )
-            start = {n: jnp.asarray(v if chains > 1 else v[0]) for n, v in points.items()}
-            mcmc.run(jax.random.PRNGKey(seed), init_params=start, extra_fields=("diverging", "num_steps"))
+            start = {n: jnp.asarray(v if sampling.chains > 1 else v[0]) for n, v in points.items()}
+            mcmc.run(jax.random.PRNGKey(sampling.seed), init_params=start, extra_fields=("diverging", "num_steps"))
             counts = {n: int(np.asarray(v).sum()) for n, v in mcmc.get_extra_fields().items()}
             grouped: Any = mcmc.get_samples(group_by_chain=True)
         # As torch tensors of the model's type.

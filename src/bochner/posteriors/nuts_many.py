@@ -16,34 +16,21 @@ from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.nuts import (
     JAX,
-    Sampled,
     affine,
     arrays,
-    check_counts,
     held,
     initial,
     log_likelihood,
     log_prior,
     output_weight,
 )
-from bochner.validation import check_data
+from bochner.posteriors.samples import Sampled, Sampling
+from bochner.training.checks import check_data
 
 Unravel = Callable[[Any], dict[str, Any]]
 
 
-def sample_many(
-    models: Sequence[Model],
-    x: Tensor,
-    y: Tensor,
-    *,
-    warmup: int = 1000,
-    samples: int = 1000,
-    chains: int = 4,
-    target_accept: float = 0.8,
-    max_tree_depth: int = 8,
-    seed: int = 0,
-    progress: bool = False,
-) -> list[Sampled]:
+def sample_many(models: Sequence[Model], x: Tensor, y: Tensor, sampling: Sampling | None = None) -> list[Sampled]:
     """Samples several small networks on the same data as one vectorised run, made for a GPU.
 
     The networks may differ in activation, spectrum and number of units. Every chain carries the index of its network. All
@@ -54,33 +41,18 @@ def sample_many(
         models: The networks, without feature extractors.
         x: Training inputs, (N, d).
         y: Training targets.
-        warmup: Steps of adaptation for each chain.
-        samples: Draws for each chain after that.
-        chains: Number of chains for each network.
-        target_accept: Target acceptance probability of the step size.
-        max_tree_depth: Largest depth of the trajectory's tree.
-        seed: Seed of initial values and of the sampler.
-        progress: Whether to show a progress bar.
+        sampling: How long, and how many chains for each network.
 
     Returns:
         The draws of each network.
     """
     _check_many(models, x, y)
-    check_counts(warmup=warmup, samples=samples, chains=chains)
-    index = np.repeat(np.arange(len(models)), chains)
+    sampling = sampling or Sampling()
+    index = np.repeat(np.arange(len(models)), sampling.chains)
     with jax.enable_x64(True):
-        start, sizes, unravel = _start(models, chains, seed)
-        init, step = hmc(potential_fn_gen=_potential(models, unravel, sizes, *arrays(models[0], x, y)), algo="NUTS")
-        which, keys = jnp.asarray(index), jax.random.split(jax.random.PRNGKey(seed), len(index))
-        options = {"target_accept_prob": target_accept, "max_tree_depth": max_tree_depth}
-        state = jax.vmap(lambda z, i, key: init(z, warmup, model_args=(i,), rng_key=key, **options))(start, which, keys)
-        advance = jax.jit(jax.vmap(lambda state, i: step(state, model_args=(i,))))
-        drawn, events = np.empty((samples, *start.shape)), np.zeros((2, len(index)), int)
-        for t in track(range(-warmup, samples), description="NUTS", disable=not progress):
-            state = advance(state, which)
-            if t >= 0:
-                drawn[t] = state.z
-                events += np.stack([state.diverging, state.num_steps])
+        start, sizes, unravel = _start(models, sampling.chains, sampling.seed)
+        potential = _potential(models, unravel, sizes, *arrays(models[0], x, y))
+        drawn, events = _run(potential, start, index, sampling)
         posteriors = []
         for i, model in enumerate(models):
             named = jax.vmap(jax.vmap(unravel[i]))(drawn[:, index == i, : sizes[i]].swapaxes(0, 1))
@@ -88,6 +60,23 @@ def sample_many(
             diverged, steps = (int(v) for v in events[:, index == i].sum(1))
             posteriors.append(Sampled(model, tensors, divergences=diverged, leapfrog_steps=steps))
     return posteriors
+
+
+def _run(potential: Any, start: Any, index: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+    """Flat positions of every draw, (samples, chains, size), and the divergences and gradients of each chain, (2, chains)."""
+    init, step = hmc(potential_fn_gen=potential, algo="NUTS")
+    which, keys = jnp.asarray(index), jax.random.split(jax.random.PRNGKey(sampling.seed), len(index))
+    options = {"target_accept_prob": sampling.target_accept, "max_tree_depth": sampling.max_tree_depth}
+    warmup, samples = sampling.warmup, sampling.samples
+    state = jax.vmap(lambda z, i, key: init(z, warmup, model_args=(i,), rng_key=key, **options))(start, which, keys)
+    advance = jax.jit(jax.vmap(lambda state, i: step(state, model_args=(i,))))
+    drawn, events = np.empty((samples, *start.shape)), np.zeros((2, len(index)), int)
+    for t in track(range(-warmup, samples), description="NUTS", disable=not sampling.progress):
+        state = advance(state, which)
+        if t >= 0:
+            drawn[t] = state.z
+            events += np.stack([state.diverging, state.num_steps])
+    return drawn, events
 
 
 def _start(models: Sequence[Model], chains: int, seed: int) -> tuple[Any, list[int], list[Unravel]]:

@@ -11,20 +11,20 @@ The lengthscale, the amplitude and the noise stay at their MAP estimates.
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from bochner.likelihoods import Gaussian
-from bochner.loaders import Batches, over_batches, workers
 from bochner.models import Model
 from bochner.posteriors.closed_form_classifier import seed_of
 from bochner.posteriors.mixture import EXCHANGED, Parameters, drawn_outputs, mixture
 from bochner.predictive import Predictive
-from bochner.training import Recipe, fit_map, sgd
-from bochner.validation import as_list
+from bochner.training.checks import as_list
+from bochner.training.loaders import Batches, over_batches, workers
+from bochner.training.map import Recipe, fit_map, sgd
 
 
 class DivergedError(ValueError):
@@ -48,7 +48,7 @@ class Swag:
         seed: Seed of the shuffles, one number or one for each network.
         rows: Which rows each network sees, as in ``fit_map``.
         after_epoch: Called at the end of every epoch, such as to change x in place.
-        tf32: Whether matrix products of training on CUDA may round their inputs to tf32.
+        precision: What matrix products of training on CUDA may round their inputs to, as in ``Recipe``.
         progress: Whether to show a progress bar.
     """
 
@@ -65,7 +65,7 @@ class Swag:
         seed: int | Sequence[int] = 0,
         rows: Tensor | None = None,
         after_epoch: Callable[[], None] = lambda: None,
-        tf32: bool = False,
+        precision: Literal["float32", "tf32", "bfloat16"] = "float32",
         progress: bool = False,
     ) -> None:
         if not 2 <= rank <= epochs:
@@ -82,7 +82,7 @@ class Swag:
         ]
         for p in held:
             p.requires_grad_(False)
-        recipe = Recipe(epochs, batch_size, sgd, lr, tf32=tf32)
+        recipe = Recipe(epochs, batch_size, sgd, lr, precision=precision)
 
         def collect(parameters: Parameters) -> None:
             self._collect(parameters)

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from bochner.activations import link
 from bochner.layers import OutputLayer, StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.mixture import EXCHANGED, Parameters
-from bochner.spectra import Matern
+from bochner.priors.activations import link
+from bochner.priors.spectra import Matern
 
 
 @dataclass(frozen=True)

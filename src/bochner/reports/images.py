@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bochner.datasets import load_images
-from bochner.experiments.rows import read_rows, write_text
+from bochner.experiments.rows import read_rows
+from bochner.files import write_text
+from bochner.reports.blocks import Block, Table, as_markdown
 from bochner.reports.theory import save_figure
 
 Row = dict[str, Any]
-Table = list[list[str]]  # the header, then the lines
 
 COLORS = {
     "relu": "#4472b5",
@@ -54,17 +56,12 @@ SCORES = {
 
 AUPR_RULE = (
     "SVHN is the first 1,083 images of its training set, without labels. Its AUPR is given at the base rate of the whole test set "
-    "of 26,032, as the paper's is: each image counts 24 times. In brackets the paper's values.\n"
+    "of 26,032, as the paper's is: each image counts 24 times. In brackets the paper's values."
 )
 
 
 def _json(name: str) -> Any:
     return json.loads(files("bochner.reports").joinpath(name).read_text(encoding="utf-8"))
-
-
-def _markdown(table: Table) -> str:
-    lines = [table[0], ["---"] * len(table[0]), *table[1:]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def _paper_curve(row: Row, metric: str) -> list[float] | None:
@@ -115,7 +112,7 @@ def _plain(axes: Axes, title: str) -> None:
     axes.grid(alpha=0.25, linewidth=0.6)
 
 
-def rotation_table(rows: list[Row]) -> str:
+def rotation_table(rows: list[Row]) -> Table:
     """For every protocol, posterior and model: upright, at 90°, and the distance from the paper's curves."""
     table: Table = [
         [
@@ -149,7 +146,7 @@ def rotation_table(rows: list[Row]) -> str:
             gap = None if curve is None else np.abs(np.subtract([row[metric] for row in own], curve))
             cells.append("—" if gap is None else f"{gap.mean():.3f} / {gap.max():.3f}")
         table.append([*cells, f"{own[0]['seconds']:.0f}"])
-    return _markdown(table)
+    return table
 
 
 def _first_seed(rows: list[Row]) -> list[Row]:
@@ -159,8 +156,8 @@ def _first_seed(rows: list[Row]) -> list[Row]:
     return [row for row in ended if row["seed"] == seed]
 
 
-def ood_table(rows: list[Row]) -> str:
-    """AUC, AUPR and FPR95 of every method, the paper's AUC and AUPR in brackets beside the rows of its protocol."""
+def ood_blocks(rows: list[Row]) -> list[Block]:
+    """A table for each head: AUC, AUPR and FPR95 of every method; beside the rows of its protocol the paper's in brackets."""
     paper, rows = _json("paper_ood.json"), _first_seed(rows)
     table: Table = [["posterior", "protocol", "model", "score", "ACC", "NLPD"]]
     table[0] += [f"{title} {m}" for title in (SETS["cifar100"], SETS["svhn-1083"]) for m in ("AUC", "AUPR", "FPR95")]
@@ -169,7 +166,7 @@ def ood_table(rows: list[Row]) -> str:
         if row["outside"] != "histogram":
             key = (row["head"], row["posterior"], row["protocol"], row["score"], row["model"])
             groups.setdefault(key, {})[row["outside"]] = row
-    parts = []
+    found = [Block(text=(AUPR_RULE if rows else "Every method diverged.",))]
     for head in dict.fromkeys(key[0] for key in groups):
         lines = table.copy()
         order = sorted(
@@ -190,9 +187,8 @@ def ood_table(rows: list[Row]) -> str:
                 for metric, column in (("auc", "auc"), ("aupr", area), ("fpr95", "fpr95")):
                     cells.append(f"{own[name][column]:.3f}" + (f" ({theirs[metric]:.3f})" if metric in theirs else ""))
             lines.append(cells)
-        parts.append(f"Head: {head}\n\n{_markdown(lines)}")
-    diverged = AUPR_RULE if rows else "Every method diverged.\n"
-    return "\n".join([diverged, *parts])
+        found.append(Block(text=(f"Head: {head}",), table=lines))
+    return found
 
 
 def ood_figure(rows: list[Row], head: str, posterior: str, protocol: str) -> Figure:
@@ -235,12 +231,12 @@ def extreme_images_figure(rows: list[Row], head: str, posterior: str, protocol: 
     return figure
 
 
-def tables(folder: Path) -> str:
-    """The tables of all image experiments in a folder, in Markdown."""
-    parts = [f"## {path.stem}\n\n{rotation_table(read_rows(path))}" for path in sorted(folder.glob("rotated-*.jsonl"))]
+def blocks(folder: Path) -> list[Block]:
+    """The tables of all image experiments in a folder."""
+    found = [Block(path.stem, table=rotation_table(read_rows(path))) for path in sorted(folder.glob("rotated-*.jsonl"))]
     if rows := read_rows(folder / "cifar-ood.jsonl"):
-        parts.append(f"## cifar-ood\n\n{ood_table(rows)}")
-    return "\n".join(parts)
+        found += [replace(block, title="cifar-ood") for block in ood_blocks(rows)]
+    return found
 
 
 def write(folder: Path, target: Path) -> list[Path]:
@@ -263,7 +259,7 @@ def write(folder: Path, target: Path) -> list[Path]:
                     last = max(models, key=list(LABELS).index)
                     figures["-".join(("cifar-images", *key))] = extreme_images_figure(rows, *key, model=last)
     written = [target / "images.md", *(target / f"{name}.svg" for name in figures)]
-    write_text(written[0], tables(folder))
+    write_text(written[0], as_markdown(blocks(folder)))
     for path, figure in zip(written[1:], figures.values(), strict=True):
         save_figure(figure, path)
     return written

@@ -15,9 +15,8 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 import bochner
-from bochner.experiments.rows import write_text
-
-Table = list[list[str]]  # the header, then the lines
+from bochner.files import write_text
+from bochner.reports.blocks import Table
 
 WIDE = 7.0  # inches: a wider figure would be illegible on a phone, and scrolls there instead
 _NUMBER = re.compile(r"[+−-]?\d|[—-]?$")  # how a cell begins that belongs to a column of numbers; or it is empty

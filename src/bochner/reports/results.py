@@ -1,8 +1,7 @@
 """The sections of a report on a folder of results: the paper's tables and figures beside ours, from rows; nothing here trains."""
 
 import inspect
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 
 from bochner.experiments.rows import read_rows
 from bochner.reports import images, tables, theory, toys
+from bochner.reports.blocks import Block
 from bochner.reports.page import Section
 
 Row = dict[str, Any]
@@ -49,28 +49,14 @@ def _drawn(title: str, draw: Callable[[list[Row]], Figure], rows: list[Row]) -> 
     return Section(title, figures=(draw(rows),), captions=((inspect.getdoc(draw) or "").split("\n\n")[0],))
 
 
-def _cells(line: str) -> list[str]:
-    """The cells of a line of a Markdown table."""
-    return [text.strip().replace(r"\|", "|") for text in re.split(r"(?<!\\)\|", line)[1:-1]]
-
-
-def _from_markdown(text: str, title: str, *, prefix: str = "") -> list[Section]:
-    """Markdown of the other reports as sections: one for each table, with the text before it, and for text without one."""
-    sections: list[Section] = []
-    heading, part, waiting = title, title, ""
-    for block in filter(None, (block.strip() for block in text.split("\n\n"))):
-        if block.startswith("|"):
-            lines = [_cells(line) for line in block.split("\n")]
-            sections.append(Section(part, waiting, [lines[0], *lines[2:]]))
-            waiting = ""
-        elif mark := re.match(r"(##+) (.*)", block):
-            sections += [Section(part, waiting)] if waiting else []
-            heading = prefix + mark[2] if mark[1] == "##" else heading
-            part, waiting = heading if mark[1] == "##" else f"{heading}: {mark[2]}", ""
-        else:
-            plain = re.sub(r"^- ", "\n", block, flags=re.MULTILINE).strip()
-            waiting = f"{waiting}\n\n{plain}" if waiting else plain
-    return [*sections, Section(part, waiting)] if waiting else sections
+def _sections(blocks: Iterable[Block], untitled: str, *, prefix: str = "") -> list[Section]:
+    """Blocks of the other reports as sections; those without a title get the one given."""
+    sections = []
+    for block in blocks:
+        heading = prefix + block.title if block.title else untitled
+        title = f"{heading}: {block.part}" if block.part else heading
+        sections.append(Section(title, "\n\n".join(block.text), block.table))
+    return sections
 
 
 def _theory(folder: Path) -> list[Section]:
@@ -88,7 +74,7 @@ def _toys(folder: Path) -> list[Section]:
 
 def _uci(folder: Path) -> list[Section]:
     rows = [row for path in sorted(folder.glob("uci-*.jsonl")) for row in read_rows(path)]
-    sections = _from_markdown(tables.markdown(rows), "UCI: how to read the tables") if rows else []
+    sections = _sections(tables.blocks(rows), "UCI: how to read the tables") if rows else []
     if rows:
         kinds = dict.fromkeys((row["experiment"], row["posterior"], row["protocol"]) for row in rows)
         made = [
@@ -99,9 +85,9 @@ def _uci(folder: Path) -> list[Section]:
             for kind in kinds
         ]
         sections.append(Section("UCI: how the rows were made", "\n\n".join(made)))
-        sections += _from_markdown(tables.headline(rows), "UCI: periodic models against the others")
+        sections += _sections([tables.headline(rows)], "")
     if {"paper", "bochner"} <= {row["protocol"] for row in rows}:
-        sections += _from_markdown(tables.comparison(rows), "UCI: both protocols", prefix="both protocols: ")
+        sections += _sections(tables.comparison(rows), "UCI: both protocols", prefix="both protocols: ")
     return sections
 
 
@@ -110,7 +96,7 @@ def _with_figures(section: Section, drawn: dict[str, Figure]) -> Section:
 
 
 def _rotation(name: str, rows: list[Row]) -> list[Section]:
-    (section,) = _from_markdown(images.rotation_table(rows), f"Images: {name}")
+    section = Section(f"Images: {name}", table=images.rotation_table(rows))
     drawn = {
         f"Protocol {protocol}: against the angle; the paper's curves dotted, where it has them.": images.rotation_figure(
             rows, protocol
@@ -122,7 +108,7 @@ def _rotation(name: str, rows: list[Row]) -> list[Section]:
 
 def _ood(rows: list[Row], head: str) -> list[Section]:
     rows = [row for row in rows if row["head"] == head]
-    *before, section = _from_markdown(images.ood_table(rows), f"Images: cifar-ood, head {head}")
+    *before, section = _sections(images.ood_blocks(rows), f"Images: cifar-ood, head {head}")
     histograms = [row for row in images._first_seed(rows) if row["outside"] == "histogram"]
     drawn = {
         f"{images.POSTERIORS[posterior]}, protocol {protocol}: shares of the images of each set.": images.ood_figure(

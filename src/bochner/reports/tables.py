@@ -1,4 +1,4 @@
-"""The paper's UCI tables beside ours, in Markdown and LaTeX, from rows; nothing here trains."""
+"""The paper's UCI tables beside ours, from rows; nothing here trains."""
 
 import json
 import math
@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bochner.experiments.rows import read_rows, write_text
+from bochner.experiments.rows import read_rows
+from bochner.files import write_text
+from bochner.reports.blocks import Block, Table, as_markdown
 
 Row = dict[str, Any]
 Units = dict[tuple[int, int], Row]  # (fold, seed) -> row
-Table = list[list[str]]  # the header, then the lines
 
 # The paper's values: experiment, posterior, set, model, metric, then mean and standard deviation or None.
 PAPER: dict[str, Any] = json.loads(
@@ -204,19 +205,13 @@ def _sections(rows: Iterable[Row]) -> list[tuple[str, list[str], dict[str, Table
     return sections
 
 
-def _markdown_table(table: Table) -> str:
-    lines = [table[0], ["---"] * len(table[0]), *table[1:]]
-    return "\n".join("| " + " | ".join(text.replace("|", r"\|") for text in line) + " |" for line in lines)
-
-
-def markdown(rows: Iterable[Row]) -> str:
-    """Ours, the paper's and the difference in Markdown: the rule, then per section its counts and a table per set."""
-    parts = [RULE]
+def blocks(rows: Iterable[Row]) -> list[Block]:
+    """Ours, the paper's and the difference: the rule, then per section its counts and a table per set."""
+    found = [Block(text=(RULE,))]
     for title, counts, tables in _sections(rows):
-        parts += [f"## {title}", "\n".join(f"- {line}" for line in counts)]
-        for name, table in tables.items():
-            parts += [f"### {name}", _markdown_table(table)]
-    return "\n\n".join(parts) + "\n"
+        found.append(Block(title, text=tuple(counts)))
+        found += [Block(title, name, table=table) for name, table in tables.items()]
+    return found
 
 
 def _latex_table(caption: str, table: Table) -> str:
@@ -231,7 +226,7 @@ def _latex_table(caption: str, table: Table) -> str:
 
 
 def latex(rows: Iterable[Row]) -> str:
-    """The same as ``markdown``, to be read into a LaTeX article that loads booktabs and amssymb."""
+    """The same as ``blocks``, to be read into a LaTeX article that loads booktabs and amssymb."""
     parts = [r"% Needs \usepackage{booktabs,amssymb}.", RULE.translate(_LATEX)]
     for title, counts, tables in _sections(rows):
         parts += [rf"\subsection*{{{title.translate(_LATEX)}}}", *(line.translate(_LATEX) for line in counts)]
@@ -257,8 +252,8 @@ def _paired(key: Key, ours: Units, theirs: Units) -> tuple[list[str], bool]:
     return [key.set, key.model, _spread(mean, std), _spread(other, spread), text, count], lower
 
 
-def comparison(rows: Iterable[Row]) -> str:
-    """Protocol ``bochner`` against protocol ``paper`` in NLPD, over the folds and seeds that both have, in Markdown."""
+def comparison(rows: Iterable[Row]) -> list[Block]:
+    """Protocol ``bochner`` against protocol ``paper`` in NLPD, over the folds and seeds that both have."""
     units = _units(rows)
     sections: dict[str, list[tuple[list[str], bool]]] = {}
     for key, theirs in units.items():
@@ -267,16 +262,16 @@ def comparison(rows: Iterable[Row]) -> str:
             sections.setdefault(f"{key.experiment}, {key.posterior}", []).append(_paired(key, ours, theirs))
     if not sections:
         raise ValueError("There is nothing to compare: no unit has rows under both protocols, bochner and paper.")
-    parts = [COMPARISON_RULE]
+    found = [Block(text=(COMPARISON_RULE,))]
     header = ["set", "model", "bochner", "paper", "difference", "folds"]
     for title, lines in sections.items():
         count = f"Protocol bochner has the lower NLPD in {sum(lower for _, lower in lines)} of {len(lines)} cells."
-        parts += [f"## {title}", count, _markdown_table([header, *(line for line, _ in lines)])]
-    return "\n\n".join(parts) + "\n"
+        found.append(Block(title, text=(count,), table=[header, *(line for line, _ in lines)]))
+    return found
 
 
-def headline(rows: Iterable[Row]) -> str:
-    """The paper's claim by set and protocol: NLPD of the twelve periodic models against the other four, in Markdown."""
+def headline(rows: Iterable[Row]) -> Block:
+    """The paper's claim by set and protocol: NLPD of the twelve periodic models against the other four."""
     cells = {key: values["nlpd"].mean for key, values in summarise(rows).items()}
     table = [
         [
@@ -307,16 +302,16 @@ def headline(rows: Iterable[Row]) -> str:
         ]
         table.append([*group, *texts, "✓" if min(periodic.values()) < min(others.values()) else ""])
     rule = "NLPD, mean over folds. The best of twelve models has more chances to be lucky than the best of four."
-    return f"## Periodic models against the others\n\n{rule}\n\n{_markdown_table(table)}\n"
+    return Block("Periodic models against the others", text=(rule,), table=table)
 
 
 def write(paths: Iterable[Path], target: Path) -> list[Path]:
     """Writes tables.md and tables.tex from files of rows; returns their paths."""
     rows = [row for path in paths for row in read_rows(path)]
-    text, source = markdown(rows) + "\n" + headline(rows), latex(rows)
+    found = [*blocks(rows), headline(rows)]
     if {"paper", "bochner"} <= {row["protocol"] for row in rows}:
-        text += "\n" + comparison(rows)
-    files = {target / "tables.md": text, target / "tables.tex": source}
+        found += comparison(rows)
+    files = {target / "tables.md": as_markdown(found), target / "tables.tex": latex(rows)}
     for path, content in files.items():
         write_text(path, content)
     return list(files)

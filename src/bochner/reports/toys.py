@@ -128,7 +128,7 @@ def _regression(rows: list[Row], method: str) -> Figure:
             axes.legend(fontsize=7, loc="upper right")
         axes.plot(data["x"], data["y"], "k.", markersize=3)
         axes.set(xlim=(-5, 5), ylim=(-3, 3))
-        axes.set_title(row["prior"] + (f"\n{_convergence(row)}" if method == "nuts" else ""), fontsize=8)
+        axes.set_title(row["prior"] + (f"\n{_convergence(row)}" if method != "gp" else ""), fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -140,7 +140,7 @@ def regression_figure(rows: list[Row]) -> Figure:
 
 def finite_regression_figure(rows: list[Row]) -> Figure:
     """One-dimensional regression by networks of ten units."""
-    return _regression(rows, "nuts")
+    return _regression(rows, "slices")
 
 
 FIGURES: dict[str, Callable[[list[Row]], Figure]] = {

@@ -139,25 +139,21 @@ class Table:
             frame: The new table.
             target: Where its column is in the table too, it helps to tell the decimal sign.
         """
-        found, decimal = self._signs(frame, target)
+        found, decimal = self.signs(frame, target)
         columns = tuple(adapted(own, found[own.name], decimal) if own.name in found else own for own in self.columns)
         lines = [f"{now.name}: {ANOTHER_WAY}" for now in columns if now not in self.columns]
         return Table(columns), lines
 
     def adapted_target(self, frame: Any, target: "Target") -> tuple["Target", list[str]]:
         """A target where a new table, which holds it too, writes its numbers in another way, and a line that says so."""
-        found, decimal = self._signs(frame, target)
+        found, decimal = self.signs(frame, target)
         column = adapted(target.column, found[target.name], decimal)
         if target.task != "regression" or column == target.column:
             return target, []
         return replace(target, column=column), [f"{target.name}: {ANOTHER_WAY}"]
 
-    def decimal(self, frame: Any) -> str | None:
-        """The decimal sign of a new table; None where it does not tell."""
-        return self._signs(frame, None)[1]
-
-    def _signs(self, frame: Any, target: "Target | None") -> tuple[dict[str, Any], str | None]:
-        """Cells of the columns that are used, by name, and the decimal sign of those that are numbers."""
+    def signs(self, frame: Any, target: "Target | None" = None) -> tuple[dict[str, Any], str | None]:
+        """Cells of the columns that are used, by name, and the decimal sign of those that are numbers, where they tell."""
         names = {str(name): name for name in frame.columns}
         columns = {column.name: column for column in self.used}
         if target is not None:

@@ -5,7 +5,7 @@ odd, ``parts`` puts their numbers into words, tables and charts, ``reports`` put
 """
 
 from bochner.reports.model.collecting import Collected
-from bochner.reports.model.reports import measured_report, predicted_report
+from bochner.reports.model.reports import Heading, measured_report, predicted_report
 from bochner.reports.model.rows import Rows
 
-__all__ = ["Collected", "Rows", "measured_report", "predicted_report"]
+__all__ = ["Collected", "Heading", "Rows", "measured_report", "predicted_report"]

@@ -9,7 +9,7 @@ from bochner.reports.model.page import Part, Table
 from bochner.reports.model.peers import Score, compared, likely
 from bochner.reports.model.rows import (
     COVERAGE,
-    Rows,
+    Answered,
     class_numbers,
     is_regression,
     number,
@@ -151,89 +151,75 @@ def score_part(model: Any, scores: list[Score], note: str) -> tuple[Part, dict[s
 # ------------------------------------------------------------------ rows
 
 
-def row_header(model: Any, known: bool, coverage: float = COVERAGE) -> list[str]:
+def row_header(said: Answered) -> list[str]:
     """Names of what is said of a row, before its cells."""
-    if is_regression(model):
-        own = ["predicted", f"low ({100 * coverage:g} %)", "high"]
+    known = said.rows.y is not None
+    if is_regression(said.model):
+        own = ["predicted", f"low ({100 * said.coverage:g} %)", "high"]
         return [*own, *(["actual", "residual"] if known else []), "strangeness", "flagged"]
     return ["predicted", "probability", *(["actual", "its probability"] if known else []), "strangeness", "flagged"]
 
 
-def row_cells(model: Any, rows: Rows, found: np.ndarray, scores: np.ndarray) -> list[list[Any]]:
+def row_cells(said: Answered) -> list[list[Any]]:
     """What is said of each row, as ``row_header`` names it."""
+    model, y = said.model, said.rows.y
     classes = getattr(model.estimator_, "classes_", None)
     lines: list[list[Any]] = []
-    for place in range(len(rows)):
-        own = found[place]
+    for place, own in enumerate(said.found):
         if classes is None:
             line = [float(value) for value in own]
-            line += [] if rows.y is None else [float(rows.y[place]), float(rows.y[place] - own[0])]
+            line += [] if y is None else [float(y[place]), float(y[place] - own[0])]
         else:
             best = int(own.argmax())
             line = [short(classes[best]), float(own[best])]
-            if rows.y is not None:
-                line += [short(rows.y[place]), float(own[class_numbers(model, rows.y[[place]])[0]])]
-        strange = bool(scores[place] > model.estimator_.ood_threshold_)
-        lines.append([*line, float(scores[place]), "yes" if strange else "no"])
+            if y is not None:
+                line += [short(y[place]), float(own[class_numbers(model, y[[place]])[0]])]
+        strange = bool(said.scores[place] > model.estimator_.ood_threshold_)
+        lines.append([*line, float(said.scores[place]), "yes" if strange else "no"])
     return lines
 
 
-def rows_table(
-    model: Any,
-    rows: Rows,
-    found: np.ndarray,
-    scores: np.ndarray,
-    names: list[str],
-    caption: str,
-    *,
-    unit: str,
-    key: str = "",
-    coverage: float = COVERAGE,
-) -> Table:
+def rows_table(said: Answered, names: list[str], caption: str, *, key: str = "") -> Table:
     """Rows with what is said of them and their cells as they are in the file."""
-    header = [unit, *row_header(model, rows.y is not None, coverage), *(short(name) for name in names)]
-    cells = [[short(text) for text in rows.frame[name].astype(str)] for name in names]
-    said = row_cells(model, rows, found, scores)
+    header = [said.unit, *row_header(said), *(short(name) for name in names)]
+    cells = [[short(text) for text in said.rows.frame[name].astype(str)] for name in names]
     lines = [
-        [str(rows.places[place]), *said[place], *(column[place] for column in cells)] for place in range(len(rows))
+        [str(said.rows.places[place]), *line, *(column[place] for column in cells)]
+        for place, line in enumerate(row_cells(said))
     ]
     return Table(caption, header, lines, control=True, key=key)
 
 
-def strange_part(model: Any, rows: Rows, found: np.ndarray, scores: np.ndarray, unit: str) -> Part:
+def strange_part(said: Answered) -> Part:
     """The strangest rows, and which column is strange."""
-    at = np.argsort(-scores, kind="stable")[:STRANGEST]
-    own = rows.take(at)
-    why = reasons(model, own, scores[at])
-    said = row_cells(model, own, found[at], scores[at])
-    header = [unit, "strange column", "its value", *row_header(model, rows.y is not None)]
-    lines = [[str(own.places[i]), *why[i], *said[i]] for i in range(len(own))]
+    own = said.take(np.argsort(-said.scores, kind="stable")[:STRANGEST])
+    why = reasons(own.model, own.rows, own.scores)
+    header = [own.unit, "strange column", "its value", *row_header(own)]
+    lines = [[str(own.rows.places[i]), *why[i], *line] for i, line in enumerate(row_cells(own))]
     text = (
         "Strangeness goes from 0 to 1: at 0.95 one ordinary row in twenty looks as strange. Rows above "
-        f"{shown(model.estimator_.ood_threshold_)} are flagged. The strange column is the one whose typical value "
+        f"{shown(own.model.estimator_.ood_threshold_)} are flagged. The strange column is the one whose typical value "
         "makes the row most ordinary."
     )
     return Part("The strangest rows", text, (), [Table(f"The {len(own)} strangest rows.", header, lines, control=True)])
 
 
-def worst_table(
-    model: Any, rows: Rows, found: np.ndarray, scores: np.ndarray, loss: np.ndarray, names: list[str], unit: str
-) -> Part:
+def worst_table(said: Answered, loss: np.ndarray, names: list[str]) -> Part:
     """The rows with the largest errors."""
-    at = np.argsort(-loss, kind="stable")[:WORST]
-    table = rows_table(model, rows.take(at), found[at], scores[at], names, f"The {len(at)} largest errors.", unit=unit)
-    flagged = int(np.sum(scores[at] > model.estimator_.ood_threshold_))
-    text = f"{flagged} of these {len(at)} rows are flagged as unlike the training data."
+    own = said.take(np.argsort(-loss, kind="stable")[:WORST])
+    table = rows_table(own, names, f"The {len(own)} largest errors.")
+    text = f"{own.flagged} of these {len(own)} rows are flagged as unlike the training data."
     return Part("The worst errors", text, (), [table])
 
 
 # ------------------------------------------------------------------ how sure
 
 
-def residual_part(model: Any, rows: Rows, found: np.ndarray, scores: np.ndarray) -> tuple[Part, dict[str, Any]]:
+def residual_part(said: Answered) -> tuple[Part, dict[str, Any]]:
     """Residuals against predictions; for classes, the probability of the actual class against strangeness."""
+    model, found, scores = said.model, said.found, said.scores
     threshold = model.estimator_.ood_threshold_
-    y: Any = rows.y
+    y: Any = said.rows.y
     if is_regression(model):
         x, up, title = found[:, 0], y - found[:, 0], "Residuals against prediction"
         chart = {"xlabel": "predicted", "ylabel": "actual − predicted", "level": 0}
@@ -245,16 +231,16 @@ def residual_part(model: Any, rows: Rows, found: np.ndarray, scores: np.ndarray)
         [number(float(a)), number(float(b)), place, bool(s > threshold)]
         for place, (a, b, s) in enumerate(zip(x, up, scores, strict=True))
     ]
-    text = f"Each point is a row, {len(rows):,} of them; flagged rows have another colour. Point at one to read its values."
+    text = f"Each point is a row, {len(said):,} of them; flagged rows have another colour. Point at one to read its values."
     return Part(title, text, [("residuals", title)]), {"type": "points", "points": points, **chart}
 
 
-def interval_part(model: Any, held: Rows, found: np.ndarray) -> tuple[Part, dict[str, Any]]:
+def interval_part(said: Answered) -> tuple[Part, dict[str, Any]]:
     """Calibration of intervals, and coverage in quarters of the prediction."""
-    rows = held.spread(LEVEL_ROWS)
+    rows = said.rows.spread(LEVEL_ROWS)
     y: Any = rows.y
     half = np.array(LEVELS) / 2
-    ends = model.estimator_.predict_quantiles(rows.clean, np.concatenate([0.5 - half, 0.5 + half]))
+    ends = said.model.estimator_.predict_quantiles(rows.clean, np.concatenate([0.5 - half, 0.5 + half]))
     ends = ends.reshape(len(rows), 2, len(LEVELS))
     observed = [metrics.coverage(y, ends[:, 0, k], ends[:, 1, k]) for k in range(len(LEVELS))]
     chart = {"type": "lines", "x": list(LEVELS), "y": numbers(observed), "diagonal": True, "xs": [0, 1], "ys": [0, 1]}
@@ -262,7 +248,7 @@ def interval_part(model: Any, held: Rows, found: np.ndarray) -> tuple[Part, dict
     groups = Table(
         "Coverage of the 90 % interval in quarters of the prediction.",
         ["quarter", "predicted from", "to", "rows", "covered", "mean width", "RMSE"],
-        _quarters(held.y, found),
+        _quarters(said.rows.y, said.found),
     )
     levels = Table(
         "Intervals of several levels.",
@@ -289,9 +275,10 @@ def _quarters(y: Any, found: np.ndarray) -> list[list[Any]]:
     return lines
 
 
-def reliability_part(model: Any, held: Rows, found: np.ndarray) -> tuple[Part, dict[str, Any]]:
+def reliability_part(said: Answered) -> tuple[Part, dict[str, Any]]:
     """Accuracy against confidence in bins of equal width, those of ``metrics.ece``, and for each predicted class."""
-    y: Any = held.y
+    model, found = said.model, said.found
+    y: Any = said.rows.y
     sure, right = found.max(1), found.argmax(1) == class_numbers(model, y)
     index = np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
     bins = [(n, index == n) for n in np.unique(index)]
@@ -321,9 +308,10 @@ def reliability_part(model: Any, held: Rows, found: np.ndarray) -> tuple[Part, d
     return Part("Reliability", text, [("calibration", "Share right against probability")], tables), chart
 
 
-def confusion_part(model: Any, held: Rows, found: np.ndarray) -> Part:
+def confusion_part(said: Answered) -> Part:
     """Rows by their actual and their predicted class."""
-    y: Any = held.y
+    model, found = said.model, said.found
+    y: Any = said.rows.y
     classes = model.estimator_.classes_
     actual, predicted = class_numbers(model, y), found.argmax(1)
     counts = np.zeros((len(classes), len(classes)), dtype=int)

@@ -10,7 +10,7 @@ from scipy.stats import norm
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.linear_model import LogisticRegression, RidgeCV
 
-from bochner.evaluation import class_metrics, mixture_metrics, regression_metrics
+from bochner.estimators.evaluation import class_metrics, mixture_metrics, regression_metrics
 from bochner.reports.model.rows import Rows, class_numbers, is_regression, losses, total
 
 TREES = 100

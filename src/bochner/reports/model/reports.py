@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -10,7 +11,7 @@ import sklearn
 import torch
 
 import bochner
-from bochner.estimators.members import describe
+from bochner.members.member import describe
 from bochner.reports.model import parts
 from bochner.reports.model.collecting import Collected
 from bochner.reports.model.columns import (
@@ -26,7 +27,18 @@ from bochner.reports.model.columns import (
 )
 from bochner.reports.model.page import Page, Part, Table
 from bochner.reports.model.peers import constant_score, own_score, peer_scores
-from bochner.reports.model.rows import COVERAGE, Rows, answers, is_regression, number, numbers, percent, short, shown
+from bochner.reports.model.rows import (
+    COVERAGE,
+    Answered,
+    Rows,
+    answers,
+    is_regression,
+    number,
+    numbers,
+    percent,
+    short,
+    shown,
+)
 
 Say = Callable[[str], None]
 FITTED = (
@@ -40,45 +52,52 @@ EVALUATED = (
 )
 
 
-def measured_report(
-    model: Any, held: Rows, *, title: str, unit: str, notes: Sequence[str] = (), train: Rows | None = None, say: Say
-) -> Page:
+@dataclass(frozen=True)
+class Heading:
+    """What a report is about.
+
+    Attributes:
+        title: Of the page.
+        unit: What the places of rows count: "line" or "row".
+        notes: What was made of the file.
+    """
+
+    title: str
+    unit: str = "row"
+    notes: Sequence[str] = ()
+
+
+def measured_report(model: Any, held: Rows, heading: Heading, *, train: Rows | None = None, say: Say) -> Page:
     """The report on a model for tables, from rows with known targets that it has not seen.
 
     Args:
         model: A fitted TableRegressor or TableClassifier.
         held: The rows.
-        title: Of the page.
-        unit: What the places of rows count: "line" or "row".
-        notes: What was made of the file.
+        heading: What it is about.
         train: The rows that the model was fitted to, where they are at hand: other models are fitted to them and compared.
         say: Called with a line about what goes on.
     """
     if held.y is None or not len(held):
         raise ValueError(f"The held parameter must hold rows and their targets, got {len(held)} rows.")
     say(f"the report predicts {len(held)} rows")
-    found, strange = answers(model, held.clean), model.estimator_.ood_score(held.clean)
-    ours = own_score(model, held, found)
+    found, scores = answers(model, held.clean), model.estimator_.ood_score(held.clean)
+    said, ours = Answered(model, held, found, scores, heading.unit), own_score(model, held, found)
     same = "the mean of these rows" if is_regression(model) else "class shares of these rows"
     others = peer_scores(model, train, held, say) if train else [constant_score(model, same, held.y, held.y)]
-    scores = [ours, *others]
-    flagged = int(np.sum(strange > model.estimator_.ood_threshold_))
-    cards = [parts.how_good(model, scores), parts.trusted(model, ours, found), parts.unlike(model, flagged, len(held))]
-    page = Page(title, _note(model, train, held), cards)
-    _add(page, "scores", parts.score_part(model, scores, FITTED if train else EVALUATED))
-    names = _add_columns(page, model, train or held, held, found, strange, ours.loss, unit, say)
-    some = held.spread(parts.SHOWN_ROWS)
-    at = np.arange(len(held)) if some is held else np.linspace(0, len(held) - 1, len(some)).round().astype(int)
-    _add(page, "residuals", parts.residual_part(model, some, found[at], strange[at]))
+    cards = [parts.how_good(model, [ours, *others]), parts.trusted(model, ours, found)]
+    cards.append(parts.unlike(model, said.flagged, len(held)))
+    page = Page(heading.title, _note(model, train, held), cards)
+    _add(page, "scores", parts.score_part(model, [ours, *others], FITTED if train else EVALUATED))
+    names = _add_columns(page, said, train or held, ours.loss, say)
+    some = said.spread(parts.SHOWN_ROWS)
+    _add(page, "residuals", parts.residual_part(some))
     if is_regression(model):
-        _add(page, "calibration", parts.interval_part(model, held, found))
+        _add(page, "calibration", parts.interval_part(said))
     else:
-        page.parts.append(parts.confusion_part(model, held, found))
-        _add(page, "calibration", parts.reliability_part(model, held, found))
-    page.parts.append(parts.worst_table(model, held, found, strange, ours.loss, names, unit))
-    page.parts.append(parts.strange_part(model, held, found, strange, unit))
-    page.parts.append(_rows_part(model, some, found[at], strange[at], names, unit, len(held)))
-    page.parts += _about(model, notes)
+        page.parts.append(parts.confusion_part(said))
+        _add(page, "calibration", parts.reliability_part(said))
+    page.parts += [parts.worst_table(said, ours.loss, names), parts.strange_part(said)]
+    page.parts += [_rows_part(some, names, len(held)), *_about(model, heading.notes)]
     return page
 
 
@@ -97,18 +116,17 @@ def _note(model: Any, train: Rows | None, rows: Rows) -> str:
 # ------------------------------------------------------------------ columns
 
 
-def _add_columns(
-    page: Page,
-    model: Any,
-    pool: Rows,
-    held: Rows,
-    found: np.ndarray,
-    strange: np.ndarray,
-    loss: np.ndarray,
-    unit: str,
-    say: Say,
-) -> list[str]:
-    """Adds importance, dependence and what-if; returns names of columns, the most important first."""
+def _add_columns(page: Page, said: Answered, pool: Rows, loss: np.ndarray, say: Say) -> list[str]:
+    """Adds importance, dependence and what-if; returns names of columns, the most important first.
+
+    Args:
+        page: The page.
+        said: The held-out rows.
+        pool: Rows whose values columns may take.
+        loss: The loss of each held-out row.
+        say: Called with a line about what goes on.
+    """
+    model, held = said.model, said.rows
     ranked = importances(model, held, say)
     error = parts.ERRORS[is_regression(model)]
     text = (
@@ -129,7 +147,8 @@ def _add_columns(
     chart = {"type": "dependence", "columns": curves, "classes": classes[:MOST_CLASSES], "first": first}
     chart["ylabel"] = f"predicted {short(model.target_.name)}"
     _add(page, "dependence", (Part("How predictions move", text, [("dependence", "Dependence on a column")]), chart))
-    _add(page, "what_if", _what_if_part(model, names, pool, held, found, strange, loss, unit, say))
+    say("the report moves the columns of a few rows, one at a time")
+    _add(page, "what_if", _what_if_part(said, pool, loss, names))
     return [*names, *(own.name for own in model.table_.used if own.name not in names)][: parts.SHOWN_COLUMNS]
 
 
@@ -141,17 +160,8 @@ def _classes(model: Any) -> tuple[list[str], int]:
     return names, 1 if len(names) == 2 else 0
 
 
-def _what_if_part(
-    model: Any,
-    names: list[str],
-    pool: Rows,
-    held: Rows,
-    found: np.ndarray,
-    strange: np.ndarray,
-    loss: np.ndarray,
-    unit: str,
-    say: Say,
-) -> tuple[Part, dict[str, Any]]:
+def _what_if_part(said: Answered, pool: Rows, loss: np.ndarray, names: list[str]) -> tuple[Part, dict[str, Any]]:
+    model, found, strange = said.model, said.found, said.scores
     order = np.argsort(found[:, 0], kind="stable")
     picks = {
         "an ordinary row": int(np.argmin(strange)),
@@ -161,9 +171,8 @@ def _what_if_part(
         "the worst error": int(np.argmax(loss)),
         "the strangest row": int(np.argmax(strange)),
     }
-    titles = [f"{name} ({unit} {held.places[at]})" for name, at in picks.items()]
-    say(f"the report moves the columns of {len(picks)} rows, one at a time")
-    rows = what_if(model, names, pool, held.take(list(picks.values())), titles)
+    titles = [f"{name} ({said.unit} {said.rows.places[at]})" for name, at in picks.items()]
+    rows = what_if(model, names, pool, said.rows.take(list(picks.values())), titles)
     chart = {
         "type": "whatIf",
         "rows": rows,
@@ -178,42 +187,36 @@ def _what_if_part(
     return Part("What if", text, [("what_if", "Prediction of the chosen row")]), chart
 
 
-def _rows_part(
-    model: Any,
-    rows: Rows,
-    found: np.ndarray,
-    strange: np.ndarray,
-    names: list[str],
-    unit: str,
-    count: int,
-    coverage: float = COVERAGE,
-) -> Part:
-    cut = f"{len(rows):,} of {count:,} rows" if len(rows) < count else f"All {count:,} rows"
-    used = len(model.table_.used)
+def _rows_part(said: Answered, names: list[str], count: int) -> Part:
+    """The rows themselves; ``count`` is how many there are in all."""
+    cut = f"{len(said):,} of {count:,} rows" if len(said) < count else f"All {count:,} rows"
+    used = len(said.model.table_.used)
     columns = f", {len(names)} of {used} columns" if len(names) < used else ""
-    table = parts.rows_table(
-        model, rows, found, strange, names, f"{cut}{columns}.", unit=unit, key="rows", coverage=coverage
-    )
+    table = parts.rows_table(said, names, f"{cut}{columns}.", key="rows")
     return Part("Rows", "Click a heading to sort. Long cells are cut.", (), [table])
 
 
 # ------------------------------------------------------------------ predictions
 
 
-def predicted_report(
-    model: Any, kept: Collected, *, title: str, unit: str, coverage: float, notes: Sequence[str]
-) -> Page:
-    """A short report on predictions for rows whose targets are not known; parameters as those of ``measured_report``."""
-    rows, found, strange, first = kept.kept()
-    card = ("What is this?", _predicted_sentence(model, kept, found[first]), False)
-    page = Page(title, _note(model, None, rows).replace(f"{len(rows):,} rows", f"{kept.rows:,} rows"), [card])
-    page.answers.append(parts.unlike(model, kept.flagged, kept.rows))
-    _add(page, "predictions", _predictions_part(model, kept, found[first], coverage))
-    page.parts.append(parts.strange_part(model, rows, found, strange, unit))
+def predicted_report(model: Any, kept: Collected, heading: Heading, *, coverage: float) -> Page:
+    """A short report on predictions for rows whose targets are not known.
+
+    Args:
+        model: A fitted TableRegressor or TableClassifier.
+        kept: What was kept of the rows.
+        heading: What it is about.
+        coverage: Probability of the intervals.
+    """
+    rows, found, scores, first = kept.kept()
+    said = Answered(model, rows, found, scores, heading.unit, coverage)
+    own = said.take(first)
+    card = ("What is this?", _predicted_sentence(model, kept, own.found), False)
+    note = _note(model, None, rows).replace(f"{len(rows):,} rows", f"{kept.rows:,} rows")
+    page = Page(heading.title, note, [card, parts.unlike(model, kept.flagged, kept.rows)])
+    _add(page, "predictions", _predictions_part(model, kept, own.found, coverage))
     names = [column.name for column in model.table_.used][: parts.SHOWN_COLUMNS]
-    own = rows.take(first)
-    page.parts.append(_rows_part(model, own, found[first], strange[first], names, unit, kept.rows, coverage))
-    page.parts += _about(model, notes)
+    page.parts += [parts.strange_part(said), _rows_part(own, names, kept.rows), *_about(model, heading.notes)]
     return page
 
 

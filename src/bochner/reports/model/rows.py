@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,44 @@ class Rows:
     def spread(self, most: int) -> "Rows":
         """At most so many of them, evenly spaced."""
         return self if len(self) <= most else self.take(np.linspace(0, len(self) - 1, most).round())
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Rows and what a model says of them.
+
+    Attributes:
+        model: A fitted TableRegressor or TableClassifier.
+        rows: The rows.
+        found: Mean and both ends of the interval of each, (n, 3); or class probabilities, (n, c).
+        scores: How strange each is.
+        unit: What the places of rows count: "line" or "row".
+        coverage: Probability of the intervals.
+    """
+
+    model: Any
+    rows: Rows
+    found: np.ndarray
+    scores: np.ndarray
+    unit: str
+    coverage: float = COVERAGE
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, at: Any) -> "Answered":
+        """Those at some positions."""
+        at = np.asarray(at, dtype=int)
+        return replace(self, rows=self.rows.take(at), found=self.found[at], scores=self.scores[at])
+
+    def spread(self, most: int) -> "Answered":
+        """At most so many of them, evenly spaced."""
+        return self if len(self) <= most else self.take(np.linspace(0, len(self) - 1, most).round())
+
+    @property
+    def flagged(self) -> int:
+        """How many are flagged as unlike the training data."""
+        return int(np.sum(self.scores > self.model.estimator_.ood_threshold_))
 
 
 def is_regression(model: Any) -> bool:

@@ -1,0 +1,5 @@
+"""``python -m bochner.cli``."""
+
+from bochner.cli import start
+
+start()

@@ -1,0 +1,68 @@
+"""Commands for data sets: list, check, fetch."""
+
+from typing import Annotated
+
+import typer
+
+from bochner.cli.output import console, say
+from bochner.errors import unknown
+
+data = typer.Typer(no_args_is_help=True, help="Lists, checks and fetches data sets.")
+
+
+def _checked(names: list[str]) -> list[str]:
+    """The names, after a look at every one, so that a misspelt one stops the command before any work."""
+    from bochner.datasets import IMAGES, NAMES
+
+    for name in names:
+        if name not in (known := [*NAMES, *IMAGES]):
+            raise typer.BadParameter(unknown("names", name, known))
+    return names
+
+
+@data.command("list")
+def list_data() -> None:
+    """Shows every data set, its size, and where its file is."""
+    from rich.table import Table
+
+    from bochner.datasets import data_folder, summaries
+
+    table = Table("name", "task", "rows", "inputs", "classes", "where", box=None)
+    for line in summaries():
+        task, classes = ("regression", "") if line.classes is None else ("classification", str(line.classes))
+        table.add_row(line.name, task, str(line.rows), str(line.inputs), classes, line.where)
+    console.print(table)
+    say(f"\nFiles are looked for in {data_folder()}; set BOCHNER_DATA to another folder.")
+
+
+@data.command("check")
+def check_data(
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets; all of them by default.")] = None,
+) -> None:
+    """Verifies files against their known sums. Exit status 1: one is damaged, or a named one is missing."""
+    from bochner.datasets import IMAGES, NAMES, check
+
+    failed = False
+    for name in _checked(names or [*NAMES, *IMAGES]):
+        found = check(name)
+        say(f"{name:<17} {found.status:<9} {found.message}")
+        failed |= found.status == "bad" or (found.status == "missing" and bool(names))
+    if failed:
+        raise typer.Exit(1)
+
+
+@data.command("fetch")
+def fetch_data(names: Annotated[list[str], typer.Argument(help="Data sets to download from OpenML.")]) -> None:
+    """Downloads data sets into the data folder and checks them. Good files are left alone."""
+    from bochner.datasets import fetch
+
+    failed = False
+    for name in _checked(names):
+        try:
+            found = fetch(name)
+            status, message = found.status, found.message
+        except (ValueError, OSError) as error:
+            status, message, failed = "failed", str(error), True
+        say(f"{name:<17} {status:<9} {message}")
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,288 @@
+"""Commands for people with a table: fit, predict, evaluate, info. Options in, text out; the work is done in ``jobs``."""
+
+import csv
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bochner.cli.files import STDOUT, Files, check_model_file
+from bochner.cli.output import console, errors, note, problems, say
+from bochner.errors import unknown
+
+QUICK_SECONDS = 10.0  # what --quick stands for
+FITTING_SHARE = 0.85  # of a budget, with what comes before; the rest is for measuring, writing and ending
+TASKS = ("auto", "regression", "classification")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Device = Annotated[str, typer.Option(help="'auto', 'cpu' or 'cuda'.")]
+ModelFile = Annotated[Path, typer.Argument(help="A model that 'bochner fit' wrote.")]
+TableFile = Annotated[Path, typer.Argument(help="A CSV, Excel or Parquet file.")]
+Report = Annotated[Path | None, typer.Option(help="Also write an HTML report there.")]
+SkipBad = Annotated[
+    bool, typer.Option(help="Leave out rows that cannot be used, and list them in NAME-bad-rows.csv beside the output.")
+]
+TargetName = Annotated[str, typer.Option(help="Column to predict.")]
+ModelOut = Annotated[Path, typer.Option(help="Where the model goes.")]
+Task = Annotated[str, typer.Option(help="'auto', 'regression' or 'classification'.")]
+Drop = Annotated[list[str] | None, typer.Option(help="Columns to leave out, comma-separated or one option for each.")]
+Test = Annotated[float, typer.Option(help="Share of rows held out to measure with; 0 fits to all.", min=0, max=0.9)]
+Kernel = Annotated[str, typer.Option(help="'matern32', 'matern52', 'rbf', 'exponential'; several with commas.")]
+Hidden = Annotated[
+    str, typer.Option(help="Widths of the hidden layers of networks trained from 200 rows on; '' for none.")
+]
+FalseAlarm = Annotated[float, typer.Option(help="Share of ordinary rows that may be flagged.")]
+Budget = Annotated[float | None, typer.Option(help="Seconds that it may take, but for the report.", min=1)]
+Quick = Annotated[bool, typer.Option(help=f"The same as --budget {QUICK_SECONDS:g}.")]
+Seed = Annotated[int, typer.Option(help="Seed of every draw.", min=0, max=2**31 - 1)]
+PredictionOut = Annotated[
+    Path | None,
+    typer.Option(help="Where it goes: .csv, .parquet or - ; by default beside the table, NAME-predictions.csv."),
+]
+Coverage = Annotated[float, typer.Option(help="Probability of the interval.")]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _drop_names(given: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Columns to leave out: each option is the name of one, or several with commas; names with commas stand in quotes."""
+    found: list[str] = []
+    for text in given:
+        found += [text] if text in names else [name.strip() for name in next(csv.reader([text], skipinitialspace=True))]
+    return tuple(name for name in found if name)
+
+
+def _widths(hidden: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, _names(hidden)))
+    except ValueError as error:
+        raise ValueError(f"The option --hidden must be widths such as 200,25, got {hidden!r} instead.") from error
+
+
+TITLES = {
+    "rows": "rows",
+    "rmse": "root mean squared error",
+    "nlpd": "negative log predictive density",
+    "r2": "R²",
+    "coverage_90": "coverage of the 90 % interval",
+    "width_90": "mean width of that interval",
+    "accuracy": "accuracy",
+    "ece": "calibration error",
+    "auc": "AUC",
+    "flagged": "share flagged as unlike the training data",
+}
+
+
+def _show(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, allow_nan=False))
+        return
+    for name, value in found.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        say(f"  {TITLES.get(name, name):<42} {shown}")
+
+
+def _bad_rows_file(out: Path, table: Path, wanted: bool) -> Path | None:
+    """Where rows that were left out are listed."""
+    return out.with_name(f"{table.stem}-bad-rows.csv") if wanted else None
+
+
+def _budget(seconds: float | None, quick: bool, began: float) -> float | None:
+    """Seconds that are left for fitting."""
+    if seconds is not None and quick:
+        raise ValueError(f"The options --budget and --quick exclude each other: --quick is --budget {QUICK_SECONDS:g}.")
+    if quick:
+        seconds = QUICK_SECONDS
+    return None if seconds is None else max(1e-3, FITTING_SHARE * seconds - (time.perf_counter() - began))
+
+
+def fit(
+    table: TableFile,
+    target: TargetName,
+    out: ModelOut = Path("model.bochner"),
+    task: Task = "auto",
+    drop: Drop = None,
+    test: Test = 0.2,
+    kernel: Kernel = "matern32,rbf",
+    hidden: Hidden = "200,200,25",
+    false_alarm: FalseAlarm = 0.05,
+    report: Report = None,
+    budget: Budget = None,
+    quick: Quick = False,
+    skip_bad_rows: SkipBad = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Fits a model to a table as it is, and says how well it does on rows it has not seen.
+
+    Dates, currencies, yes and no, ids, texts and missing values are recognised; a line says what was done with each column.
+
+    Examples:
+        bochner fit houses.csv --target price
+        bochner fit churn.csv --target left --drop name --report churn.html --quick
+    """
+    began = time.perf_counter()
+    with problems():
+        files = Files(table, out, report, _bad_rows_file(out, table, skip_bad_rows))
+        _check_fit(files, task, test)
+        _budget(budget, quick, began)
+        from bochner.cli.jobs import fit_file
+        from bochner.tables.estimators import TableRegressor
+        from bochner.tables.fitting import read_training
+        from bochner.tables.reading import open_table
+
+        options: Any = {"kernel": _names(kernel), "hidden_layer_sizes": _widths(hidden), "false_alarm": false_alarm}
+        options |= {"device": device, "random_state": seed, "verbose": True}
+        TableRegressor(**options).check_parameters()
+        note(f"reading {table}")
+        drops = _drop_names(drop or [], open_table(table).names)
+        rows = read_training(table, target, drops, task, skip_bad_rows)
+        options["budget"] = _budget(budget, quick, began)
+        done = fit_file(files, rows, share=test, drop=drops, **options)
+    if report is not None and report not in done.written:
+        note("no report: no held-out row is of a class that was learned")
+    _tell_json(done) if as_json else _tell(done)
+
+
+def _check_fit(files: Files, task: str, test: float) -> None:
+    """Raises a ValueError for files and options that cannot be, before any work is done."""
+    if STDOUT in (files.out, files.report):
+        raise ValueError("The outputs of fit must be files, got '-' instead.")
+    files.check()
+    if files.report is not None and test == 0:
+        raise ValueError("The report measures on held-out rows: give --test a share above 0, or no --report.")
+    if task not in TASKS:
+        raise ValueError(unknown("task", task, TASKS))
+
+
+def _tell_json(done: Any) -> None:
+    """The same as ``_tell``, for programs."""
+    answer: dict[str, Any] = {"model": str(done.written[0]), "task": done.rows.target.task}
+    answer |= {"rows": len(done.parts.train[1]), "inputs": len(done.model.table_.outputs)}
+    answer |= {"left_out": len(done.rows.bad), "summary": done.summary, "held_out": done.metrics}
+    print(json.dumps(answer, allow_nan=False))
+
+
+def _tell(done: Any) -> None:
+    """What was done with the columns, what was fitted, how well it does, and where it is."""
+    model, parts = done.model, done.parts
+    rows, held = len(parts.train[1]), len(parts.held[1]) + parts.left_out
+    for line in done.summary:
+        say(f"  {line}")
+    say(f"{model.target_.task} of '{model.target_.name}' from {len(model.table_.outputs)} columns")
+    rest = "; the others measure it (--test 0 fits to all)" if held else ""
+    say(f"fitted to {rows} of {rows + held} rows{rest}")
+    if done.rows.bad:
+        say(f"{len(done.rows.bad)} rows cannot be used and are left out: {done.written[-1]}")
+    if done.metrics:
+        rest = f" ({parts.left_out} of classes without a row to learn from are left out)" if parts.left_out else ""
+        say(f"on held-out rows{rest}:")
+        _show(done.metrics, as_json=False)
+    say(f"written: {'  '.join(str(path) for path in done.written)}")
+    say(f"next: bochner predict {done.written[0]} NEW.csv")
+
+
+def _default_output(table: Path) -> Path:
+    suffix = ".csv" if table.suffix.lower() == ".xlsx" else table.suffix
+    return table.with_name(f"{table.stem}-predictions{suffix}")
+
+
+def predict(
+    model: ModelFile,
+    table: TableFile,
+    out: PredictionOut = None,
+    coverage: Coverage = 0.9,
+    report: Report = None,
+    skip_bad_rows: SkipBad = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Adds predictions to a table: mean, standard deviation and interval, or class probabilities; OOD score and flag.
+
+    The table is read in pieces, so that its size does not matter. Columns may come in any order.
+
+    Example:
+        bochner predict model.bochner new.csv --out predictions.csv --report predictions.html
+    """
+    with problems():
+        if not 0 < coverage < 1:
+            raise ValueError(f"The option --coverage must lie between 0 and 1, got {coverage} instead.")
+        out = out or _default_output(table)
+        if out == STDOUT and as_json:
+            raise ValueError("The options --json and --out - both write to standard output; choose one.")
+        bad_rows = _bad_rows_file(table if out == STDOUT else out, table, skip_bad_rows)
+        files = Files(table, out, report, bad_rows)
+        files.check(model)
+        from bochner.cli.jobs import predict_file
+
+        done = predict_file(files, model, coverage=coverage, device=device)
+    if as_json:
+        print(json.dumps({"out": str(out), "rows": done.rows, "flagged": done.flagged, "notes": done.notes}))
+        return
+    to = errors if out == STDOUT else console
+    written = "  ".join(str(path) for path in done.written)
+    for line in (
+        f"{done.rows} rows, {done.flagged} unlike the training data; written: {written}",
+        *(f"  {line}" for line in done.notes),
+    ):
+        to.print(line, soft_wrap=True)
+
+
+def evaluate(
+    model: ModelFile,
+    table: TableFile,
+    report: Report = None,
+    skip_bad_rows: SkipBad = False,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Measures a model on a table that has the target.
+
+    Example:
+        bochner evaluate model.bochner test.csv --report test.html
+    """
+    with problems():
+        files = Files(table, None, report, _bad_rows_file(table, table, skip_bad_rows))
+        files.check(model)
+        from bochner.cli.jobs import evaluate_file
+
+        metrics, notes = evaluate_file(files, model, device)
+    _show(metrics, as_json)
+    for line in [] if as_json else notes:
+        say(f"  {line}")
+
+
+def info(model: ModelFile, as_json: Json = False) -> None:
+    """Shows what a model file holds.
+
+    Example:
+        bochner info model.bochner
+    """
+    with problems():
+        check_model_file(model)
+        from bochner.members.member import describe
+        from bochner.storage import load
+
+        saved = load(model, device="cpu")
+    found: dict[str, Any] = dict(saved.about)
+    table = saved.estimator if hasattr(saved.estimator, "table_") else None
+    estimator = saved.estimator if table is None else table.estimator_
+    kernels = estimator.kernel if isinstance(estimator.kernel, tuple | list) else (estimator.kernel,)
+    found |= {"kernel": ", ".join(map(str, kernels)), "hidden_layer_sizes": list(estimator.hidden_layer_sizes)}
+    found["false_alarm"] = estimator.false_alarm
+    found["members"] = "; ".join(describe(mixture.members) for mixture in estimator.mixtures_)
+    if table is not None:
+        found["target"] = table.target_.name
+        found["columns"] = "; ".join(table.summary_[:-1])
+    if hasattr(estimator, "classes_"):
+        found["classes"] = ", ".join(map(str, estimator.classes_))
+    else:
+        found["noise"] = estimator.noise_ if len(estimator.mixtures_) == 1 else list(map(float, estimator.noise_))
+    found["ood_threshold"] = estimator.ood_threshold_
+    _show(found, as_json)

@@ -1,0 +1,254 @@
+r"""Heads: what a member knows, given features and hyperparameters.
+
+Regression is conjugate. With the features of :mod:`bochner.members.features`, noise of variance $s^2$ and a row of weight
+$\omega$ counting as $\omega$ rows,
+
+$$ w \mid y \sim \mathrm{N}(A^{-1}\Phi^\top\Omega y / s^2,\; A^{-1}), \qquad A = \Phi^\top\Omega\Phi/s^2 + I/a^2. $$
+
+Classes have a softmax over latent functions, one for each class; two classes share one function, with a sigmoid. The head is
+the mode of the log posterior, and the latent functions f at a row are divided by $\sqrt{1 + \pi\tau v/8}$: the average over a
+Gaussian of variance $\tau v$ (MacKay, 1992), where v is the variance that the rows leave. The whole average, $\tau = 1$, makes
+held-out rows less probable than the mode alone does; they choose how much of it there is.
+
+Both are sums over rows, and both answer how much of the prior variance the rows leave: for regression $\operatorname{Var} f / a^2$;
+for classes the same with every row counting a quarter, the largest curvature of a sigmoid, whatever its label.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from bochner.members.features import CHUNK, KernelFeatures
+from bochner.members.tuning import Rows
+from bochner.posteriors.closed_form import Statistics
+from bochner.posteriors.closed_form_classifier import FeatureRows
+from bochner.training.threads import ONE_THREAD_ROWS, one_thread
+
+CURVATURE = 0.25  # largest second derivative of log(1 + exp f)
+
+
+def sums_of(features: KernelFeatures, rows: Rows) -> Statistics:
+    """Φ'ΩΦ, Φ'Ωy, y'Ωy and the total weight: all that regression keeps of the rows; a piece of them at a time."""
+    size = len(features.anchors)
+    gram = torch.zeros(size, size, dtype=torch.float64, device=rows.x.device)
+    projection = torch.zeros(size, rows.y.shape[1], dtype=torch.float64, device=rows.x.device)
+    for x, y, weight in zip(*(t.split(CHUNK) for t in (rows.x, rows.y, rows.weight)), strict=True):
+        phi = features(x)
+        weighted = phi * weight[:, None]
+        gram.addmm_(phi.mT, weighted)
+        projection.addmm_(weighted.mT, y)
+    square = (rows.weight[:, None] * rows.y.square()).sum()
+    return Statistics(gram, projection, square, float(rows.weight.sum()))
+
+
+@dataclass
+class GaussianHead:
+    """The posterior of a regression head.
+
+    Attributes:
+        features: The prior as features.
+        sums: What is kept of the rows.
+        amplitude: Prior standard deviation of f.
+        noise: Standard deviation of the noise.
+    """
+
+    features: KernelFeatures
+    sums: Statistics
+    amplitude: float
+    noise: float
+    factor: Tensor = field(init=False, repr=False)
+    mean: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        with one_thread():  # the same bits wherever it is made
+            precision = self.sums.gram / self.noise**2
+            precision.diagonal().add_(self.amplitude**-2)
+            self.factor = torch.linalg.cholesky(precision)
+            self.mean = torch.cholesky_solve(self.sums.projection / self.noise**2, self.factor)
+
+    def update(self, rows: Rows) -> "GaussianHead":
+        """The posterior after more rows: exactly that of all rows so far, given the anchors."""
+        return GaussianHead(self.features, self.sums + sums_of(self.features, rows), self.amplitude, self.noise)
+
+    def _whitened(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features, (n, M), their half products L⁻¹φ, (M, n), and the variance that the anchors leave, (n,)."""
+        phi = self.features(x)
+        half = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
+        rest = self.amplitude**2 * (1 - phi.square().sum(1)).clamp(min=0)
+        return phi, half, rest
+
+    def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f at each row, (n,) each."""
+        phi, half, rest = self._whitened(x)
+        return (phi @ self.mean)[:, 0], half.square().sum(0) + rest
+
+    def covariance(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean (n,) and covariance (n, n) of f at all rows together."""
+        phi, half, _ = self._whitened(x)
+        scaled = x / self.features.lengthscale
+        prior = self.features.spectrum.kernel(scaled) - phi @ phi.mT
+        return (phi @ self.mean)[:, 0], half.mT @ half + self.amplitude**2 * prior
+
+    def variance_left(self, x: Tensor) -> Tensor:
+        """Share of the prior variance that the rows leave, (n,)."""
+        return self.predict(x)[1] / self.amplitude**2
+
+    @property
+    def log_evidence(self) -> float:
+        """Log marginal likelihood of the rows under the linear model in the features."""
+        prior = torch.full_like(self.sums.gram[0], self.amplitude**-2)
+        return float(self.sums.log_marginal(prior, torch.tensor(self.noise, dtype=torch.float64).to(prior)))
+
+
+def as_targets(labels: Tensor, classes: int) -> Tensor:
+    """Labels as 0/1 targets: one column for two classes, one for each of more."""
+    onehot = torch.nn.functional.one_hot(labels, classes).double()
+    return onehot[:, 1:] if classes == 2 else onehot
+
+
+def as_probabilities(latent: Tensor) -> Tensor:
+    """Probability of each class from latent functions, (n, 1) or (n, c)."""
+    if latent.shape[1] > 1:
+        return torch.softmax(latent, 1)
+    return torch.cat([torch.sigmoid(-latent), torch.sigmoid(latent)], 1)
+
+
+def _fit_and_residual(latent: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log likelihood of each row, (n,), and its gradient in the latent functions."""
+    if latent.shape[1] == 1:
+        fit = -torch.nn.functional.softplus(torch.where(targets > 0.5, -latent, latent))
+        return fit[:, 0], targets - torch.sigmoid(latent)
+    logs = torch.log_softmax(latent, 1)
+    return (logs * targets).sum(1), targets - logs.exp()
+
+
+@dataclass
+class SoftmaxHead:
+    """The mode of a head for classes.
+
+    Attributes:
+        features: The prior as features.
+        gram: Φ'ΩΦ, for how much the rows leave open.
+        amplitude: Prior standard deviation of each latent function.
+        weights: The mode, (M, 1) for two classes, (M, c) for more.
+        averaging: The share τ of the variance that predictions average over.
+    """
+
+    features: KernelFeatures
+    gram: Tensor
+    amplitude: float
+    weights: Tensor
+    averaging: float = 0.0
+    factor: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        with one_thread():  # the same bits wherever it is made
+            self.factor = _bound(self.gram, self.amplitude)
+        self.weights = self.weights.contiguous()
+
+    @classmethod
+    def fit(cls, features: KernelFeatures, rows: Rows, amplitude: float, start: Tensor | None = None) -> "SoftmaxHead":
+        """The head that makes the rows and the weights most probable together.
+
+        Args:
+            features: The prior as features.
+            rows: Rows with 0/1 targets.
+            amplitude: Prior standard deviation of each latent function.
+            start: Weights to begin from.
+        """
+        return next(cls.along(features, rows, (amplitude,), start))
+
+    @classmethod
+    def along(
+        cls, features: KernelFeatures, rows: Rows, amplitudes: Iterable[float], start: Tensor | None = None
+    ) -> "Iterator[SoftmaxHead]":
+        """Heads for several amplitudes, each mode sought from the one before."""
+        pieces = FeatureRows(features, rows.x.split(CHUNK))
+        gram = torch.zeros(len(features.anchors), len(features.anchors), dtype=torch.float64, device=rows.x.device)
+        for phi, weight in zip(pieces, rows.weight.split(CHUNK), strict=True):
+            gram.addmm_(phi.mT, phi * weight[:, None])
+        for amplitude in amplitudes:
+            start = find_mode(pieces, rows, gram, amplitude, start)
+            yield cls(features, gram, amplitude, start)
+
+    def latent(self, x: Tensor) -> Tensor:
+        """The latent functions at each row, (n, 1) or (n, c)."""
+        return self.features(x) @ self.weights
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Probability of each class at each row, (n, c)."""
+        if self.averaging == 0:
+            return as_probabilities(self.latent(x))
+        variance = self.averaging * self.amplitude**2 * self.variance_left(x)
+        return as_probabilities(moderated(self.latent(x), variance))
+
+    def variance_left(self, x: Tensor) -> Tensor:
+        """Share of the prior variance that the rows leave, (n,), whatever their labels."""
+        phi = self.features(x)
+        half = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
+        return half.square().sum(0) / self.amplitude**2 + (1 - phi.square().sum(1)).clamp(min=0)
+
+
+def moderated(latent: Tensor, variance: Tensor) -> Tensor:
+    """Latent functions, (n, c), whose probabilities are about those of the average over a Gaussian of that variance, (n,)."""
+    return latent / (1 + math.pi / 8 * variance).sqrt()[:, None]
+
+
+def _bound(gram: Tensor, amplitude: float) -> Tensor:
+    """Factor of the precision in which every row has the largest curvature."""
+    bound = CURVATURE * gram
+    bound.diagonal().add_(amplitude**-2)
+    return torch.linalg.cholesky(bound)
+
+
+def find_mode(pieces: Iterable[Tensor], rows: Rows, gram: Tensor, amplitude: float, start: Tensor | None) -> Tensor:
+    """Most probable weights, by L-BFGS in coordinates in which the curvature is at most about one."""
+    factor = _bound(gram, amplitude)
+    shape = (len(gram), rows.y.shape[1])
+    sizes = [len(phi) for phi in pieces]
+    targets, weights = rows.y.split(sizes), rows.weight.split(sizes)
+
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        v = torch.from_numpy(flat.reshape(shape)).to(gram.device)
+        w = torch.linalg.solve_triangular(factor.mT, v, upper=True)
+        loss, slope = 0.5 * w.square().sum() / amplitude**2, w / amplitude**2
+        for phi, target, weight in zip(pieces, targets, weights, strict=True):
+            fit, residual = _fit_and_residual(phi @ w, target)
+            loss = loss - (weight * fit).sum()
+            slope = slope - phi.mT @ (weight[:, None] * residual)
+        slope = torch.linalg.solve_triangular(factor, slope, upper=False)
+        return float(loss), slope.cpu().numpy().ravel()
+
+    begin = torch.zeros(shape, dtype=torch.float64) if start is None else (factor.mT @ start).cpu()
+    options = {"maxiter": 100, "maxcor": 10, "ftol": 1e-8, "gtol": 1e-3}
+    with one_thread(len(rows) <= ONE_THREAD_ROWS):
+        found = minimize(objective, begin.numpy().ravel(), jac=True, method="L-BFGS-B", options=options)
+    v = torch.from_numpy(found.x.reshape(shape)).to(gram.device)
+    return torch.linalg.solve_triangular(factor.mT, v, upper=True)
+
+
+def left_out_latent(phi: Tensor, rows: Rows, weights: Tensor, amplitude: float) -> Tensor:
+    r"""The latent functions at every row as if it had not been learnt from, (n, 1) or (n, c).
+
+    One Newton step away from the mode: $f_{-i} = f_i - V_i\, g_i$, with the gradient $g_i$ of the row's log likelihood, its
+    curvature $h_i$, the posterior variance $S_i$ and $V_i = S_i / (1 - S_i h_i)$ (Vehtari et al., 2016). With more than two
+    classes each function is taken by itself.
+    """
+    latent = phi @ weights
+    _, residual = _fit_and_residual(latent, rows.y)
+    probability = rows.y - residual
+    curvature = rows.weight[:, None] * probability * (1 - probability)
+    columns = []
+    for c in range(latent.shape[1]):
+        precision = phi.mT @ (phi * curvature[:, c : c + 1])
+        precision.diagonal().add_(amplitude**-2)
+        half = torch.linalg.solve_triangular(torch.linalg.cholesky(precision), phi.mT, upper=False)
+        variance = half.square().sum(0)
+        variance = variance / (1 - variance * curvature[:, c]).clamp(min=1e-6)
+        columns.append(latent[:, c] - variance * rows.weight * residual[:, c])
+    return torch.stack(columns, 1)

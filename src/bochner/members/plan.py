@@ -1,0 +1,66 @@
+"""Which rows judge and which tune: every row that judges a member is one that it has not learnt from."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bochner.members.settings import Settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How rows are used.
+
+    Attributes:
+        order: All rows in random order; classes are spread evenly over it.
+        folds: Rows that judge, in parts. Part j is predicted by what has learnt from all rows but these.
+        tuning: Rows that hyperparameters are tuned on.
+        apart: Whether none of the tuning rows judges. Otherwise tuning is repeated without each part.
+    """
+
+    order: Tensor
+    folds: tuple[Tensor, ...]
+    tuning: Tensor
+    apart: bool
+
+    @property
+    def judging(self) -> Tensor:
+        """All rows that judge."""
+        return torch.cat(self.folds)
+
+    def to(self, device: torch.device) -> "Plan":
+        """The same with its row numbers on a device."""
+        folds = tuple(fold.to(device) for fold in self.folds)
+        return Plan(self.order.to(device), folds, self.tuning.to(device), self.apart)
+
+    def others(self, fold: int, most: int | None = None) -> Tensor:
+        """Rows that are not in a part, in random order; at most so many, those that do not judge first."""
+        outside = self.order[~torch.isin(self.order, self.folds[fold])]
+        return outside if most is None else outside.flip(0)[:most]
+
+    def tuning_without(self, fold: int, settings: Settings) -> Tensor:
+        """Rows to tune on where part ``fold`` judges."""
+        return self.tuning if self.apart else self.others(fold)[: settings.tuning_rows]
+
+
+def make_plan(rows: int, labels: Tensor | None, settings: Settings, generator: torch.Generator) -> Plan:
+    """A plan for so many rows; with labels, every part has its share of every class where there are rows enough."""
+    order = torch.randperm(rows, generator=generator)
+    if labels is not None:
+        order = order[_spread_classes(labels.cpu()[order])]
+    judging = min(rows, settings.judging_rows)
+    apart = rows >= judging + settings.tuning_rows
+    folds = settings.folds_for(rows)
+    parts = order[:judging].tensor_split(folds)
+    tuning = order[judging:][: settings.tuning_rows] if apart else order[: settings.tuning_rows]
+    return Plan(order, parts, tuning, apart)
+
+
+def _spread_classes(labels: Tensor) -> Tensor:
+    """An order in which the rows of every class lie at even distances."""
+    place = torch.empty(len(labels), dtype=torch.float64)
+    for label in labels.unique():
+        own = torch.nonzero(labels == label)[:, 0]
+        place[own] = (torch.arange(len(own), dtype=torch.float64) + 0.5) / len(own)
+    return place.argsort(stable=True)

@@ -1,0 +1,259 @@
+"""The networks of a stack: their numbers along a first dimension, their outputs, losses, gradients and priors.
+
+Extractors and likelihoods of all members run as one batch; model layers run in runs of members that share their activation, and
+their priors in runs that share the spectrum. Gaussian priors have linear gradients, so they go to the optimiser as weight decay,
+which fused optimisers apply in the pass that they make anyway; those of model layers have theirs in closed form; the likelihood is
+differentiated.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from bochner.layers import OutputLayer, amplitude_log_prior
+from bochner.models import Model
+from bochner.networks import SeededDropout
+from bochner.priors.spectra import normal_log_prob
+from bochner.training import fused
+from bochner.training.checks import activation_runs, equal_runs
+
+Parameters = dict[str, Tensor]
+
+
+class _Head(nn.Module):
+    """Model layer and output layer: the extractor's features to f."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.layer, self.output = model.layer, model.output
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.output(self.layer(z))
+
+
+class _HeadConstants(nn.Module):
+    """What products with a head's weights need beside them: factors of z, intercepts of the wave, the output weights."""
+
+    def __init__(self, head: _Head) -> None:
+        super().__init__()
+        self.layer, self.output = head.layer, head.output
+
+    def forward(self) -> tuple[Tensor, ...]:
+        layer, intercept = self.layer, self.layer.intercept()
+        assert intercept is not None
+        factor = (layer.activation.unit / layer.lengthscale).expand(layer.in_features)
+        return factor, intercept, self.output.amplitude * self.output.weight
+
+
+class _HeadPrior(nn.Module):
+    """The log prior of a model layer and of the amplitude: what weight decay does not stand for."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.layer, self.output = model.layer, model.output
+
+    def forward(self) -> Tensor:
+        return self.layer.log_prior() + amplitude_log_prior(self.output.log_amplitude, jacobian=False)
+
+    def slopes(self, parameters: Parameters) -> Parameters:
+        """Gradients in the parameters given by name, in closed form; without those that are zero everywhere."""
+        own = {n.removeprefix("layer."): p for n, p in parameters.items() if n.startswith("layer.")}
+        slopes = {f"layer.{n}": slope for n, slope in self.layer.log_prior_slopes(own).items()}
+        if "output.log_amplitude" in parameters:
+            slopes["output.log_amplitude"] = 1 - parameters["output.log_amplitude"].exp()
+        return slopes
+
+
+class _Likelihood(nn.Module):
+    """Minus the mean log likelihood of a batch; minus the log prior of the noise over N."""
+
+    def __init__(self, model: Model, num_data: int) -> None:
+        super().__init__()
+        self.likelihood, self.num_data = model.likelihood, num_data
+
+    def forward(self, f: Tensor, y: Tensor) -> Tensor:
+        return -self.likelihood(f, y).mean() - self.likelihood.log_prior() / self.num_data
+
+
+@dataclass
+class Part:
+    """A module that some members share, with their parameters stacked along a first dimension.
+
+    Attributes:
+        members: Which members of the stack.
+        module: The first member's module; its own numbers are not used.
+        prefix: What its parameters' names begin with in the model.
+        parameters: Trainable parameters, (E, ...).
+        fixed: Frozen parameters, (E, ...).
+        buffers: Buffers, (E, ...).
+    """
+
+    members: slice
+    module: nn.Module
+    prefix: str
+    parameters: Parameters
+    fixed: Parameters
+    buffers: Parameters
+
+    @classmethod
+    def of(cls, modules: list[nn.Module], members: slice, prefix: str) -> "Part":
+        """Stacks the modules' numbers."""
+        everything, buffers = stack_module_state(modules)
+        frozen = {n for n, p in modules[0].named_parameters() if not p.requires_grad}
+        parameters = {n: p.detach().requires_grad_() for n, p in everything.items() if n not in frozen}
+        return cls(members, modules[0], prefix, parameters, {n: everything[n].detach() for n in frozen}, buffers)
+
+    def __call__(self, *inputs: Tensor, **extra: Tensor) -> Tensor:
+        """Runs all members at once on inputs (E, ...), with ``extra`` in place of buffers of those names."""
+        return stacked(self.module, self.parameters | self.fixed | self.buffers | extra, *inputs)
+
+
+def stacked(module: nn.Module, numbers: Parameters, *inputs: Tensor) -> Tensor:
+    """A module with stacked numbers (E, ...) on stacked inputs (E, ...); one network alone may hold what cannot be stacked."""
+
+    def single(numbers: Parameters, *inputs: Tensor) -> Tensor:
+        return functional_call(module, numbers, inputs)
+
+    if len(next(iter((*numbers.values(), *inputs)))) == 1:
+        return single({n: v[0] for n, v in numbers.items()}, *(x[0] for x in inputs))[None]
+    return vmap(single, randomness="error")(numbers, *inputs)
+
+
+def _head_priors(models: list[Model], head: Part) -> Iterator[tuple[_HeadPrior, slice]]:
+    """Runs of a part's members with the same spectrum, each with its first member's prior."""
+    for run in equal_runs([m.layer.spectrum for m in models[head.members]]):
+        yield _HeadPrior(models[head.members.start + run.start]), run
+
+
+class StackedNetworks:
+    """The members' numbers, and what they compute.
+
+    Args:
+        models: The networks, those of one activation side by side.
+        num_data: What the priors are weighed against.
+    """
+
+    def __init__(self, models: list[Model], num_data: int) -> None:
+        self.models, self.num_data = models, num_data
+        activations, everyone = activation_runs(models), slice(0, len(models))
+        for model in models:
+            model.train()
+        self.extractor = Part.of([m.extractor for m in models], everyone, "extractor.")
+        self.heads = [Part.of([_Head(m) for m in models[s]], s, "") for s in activations]
+        self.likelihood = Part.of([_Likelihood(m, num_data) for m in models], everyone, "")
+        self.parts = [self.extractor, *self.heads, self.likelihood]
+        self.decay = models[0].precisions()
+        self.is_fast = models[0].layer.weight.is_cuda and fused.is_plain(self.extractor.module)
+        self.copies: Parameters = {}  # of the extractor's weights in bfloat16, by their full name
+        modules = list(self.extractor.module.named_modules())
+        self.dropouts = [(n, m) for n, m in modules if isinstance(m, SeededDropout)]
+        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for _, m in modules)
+
+    def named_parameters(self) -> list[tuple[Part, str, Tensor]]:
+        """Every trained stack of parameters: its part, its name there, and the numbers (E, ...)."""
+        return [(part, name, value) for part in self.parts for name, value in part.parameters.items()]
+
+    def make_copies(self) -> None:
+        """Makes copies of the extractor's weights in bfloat16, which products read from then on."""
+        weights = {f"extractor.{n}": p for n, p in self.extractor.parameters.items() if n.endswith("weight")}
+        self.copies = {n: p.detach().bfloat16().requires_grad_() for n, p in weights.items()}
+
+    def losses(self, x: Tensor, y: Tensor, dropouts: dict[str, fused.Dropout]) -> Tensor:
+        """Minus the mean log likelihood of each member's rows, and the noise's prior over N: (E,)."""
+        z = self._extract(x, dropouts).split([h.members.stop - h.members.start for h in self.heads])
+        f = torch.cat([self._run_head(head, own) for head, own in zip(self.heads, z, strict=True)])
+        return self.likelihood(f, y)
+
+    def leaves(self) -> list[Tensor]:
+        """What losses are differentiated by, in the order of ``named_parameters``."""
+        return [self.copies.get(part.prefix + name, value) for part, name, value in self.named_parameters()]
+
+    def _extract(self, x: Tensor, dropouts: dict[str, fused.Dropout]) -> Tensor:
+        """Features (E, n, ...) of the members' rows; on a GPU in few passes over memory, where the layers allow."""
+        part = self.extractor
+        if self.is_fast:
+            numbers = part.parameters | part.fixed | {n.removeprefix(part.prefix): p for n, p in self.copies.items()}
+            return fused.sequence(part.module, numbers, x, dropouts)  # pyright: ignore[reportArgumentType]
+        return part(x, **{f"{name}.mask": each.mask[each.group] for name, each in dropouts.items()})
+
+    def _run_head(self, head: Part, z: Tensor) -> Tensor:
+        """Outputs (E, n, c) of members that share their activation; on a GPU in few passes over memory."""
+        module: Any = head.module
+        wave, plain = module.layer.activation.wave, type(module.output) is OutputLayer
+        if not (self.is_fast and plain and fused.plan(wave) and module.layer.intercept() is not None):
+            return head(z)
+        numbers = head.parameters | head.fixed
+        constants = _HeadConstants(module)
+        factor, intercept, weight = vmap(lambda own: functional_call(constants, own, ()))(numbers)
+        u = torch.bmm(z * factor[:, None], numbers["layer.weight"].mT)
+        h = fused.bias_wave(u, intercept, wave, dtype=torch.bfloat16 if self.copies else u.dtype)
+        f = fused.wide_product(h, weight.to(h.dtype))
+        return f + numbers["output.bias"][:, None] if "output.bias" in numbers else f
+
+    @torch.no_grad()
+    def add_head_priors(self, gradients: list[Tensor]) -> None:
+        """Adds what the priors of the heads contribute to gradients in the order of ``leaves``."""
+        own = {id(p): g for p, g in zip(self.leaves(), gradients, strict=True)}
+        for head in self.heads:
+            for prior, run in _head_priors(self.models, head):
+                for name, slope in prior.slopes({n: p.detach()[run] for n, p in head.parameters.items()}).items():
+                    own[id(head.parameters[name])][run].sub_(slope, alpha=1 / self.num_data)
+
+    @torch.no_grad()
+    def prior(self) -> Tensor:
+        """Minus the log priors over N, (E,), but for that of the noise, which is part of the losses."""
+        total = torch.zeros(len(self.models), dtype=torch.float64, device=self.models[0].layer.weight.device)
+        for head in self.heads:
+            numbers = head.parameters | head.fixed
+            for prior, run in _head_priors(self.models, head):
+                total[head.members][run] -= stacked(prior, {n: p[run] for n, p in numbers.items()})
+        for part in self.parts:
+            for name, value in (part.parameters | part.fixed).items():
+                precision = self.decay.get(part.prefix + name)
+                if precision:
+                    # One pass: Σ log N(θ | 0, 1/τ) from the constant and the sum of squares.
+                    every = tuple(range(1, value.ndim))
+                    norm = torch.linalg.vector_norm(value, dim=every) if every else value
+                    square = norm.double().square()
+                    total[part.members] -= value[0].numel() * normal_log_prob(0.0, precision) - 0.5 * precision * square
+        return total / self.num_data
+
+    def numbers(self) -> list[Tensor]:
+        """All numbers that training changes."""
+        return [v.detach() for part in self.parts for v in (part.parameters | part.buffers).values()]
+
+    @torch.no_grad()
+    def restore(self, diverged: Tensor, good: list[Tensor]) -> None:
+        """Gives diverged members the numbers they had when the epoch began."""
+        members = [part.members for part in self.parts for _ in part.parameters | part.buffers]
+        for value, before, own in zip(self.numbers(), good, members, strict=True):
+            value.copy_(torch.where(diverged[own].reshape(-1, *[1] * (value.ndim - 1)), before, value))
+        for name, copy in self.copies.items():
+            copy.detach().copy_(self.extractor.parameters[name.removeprefix(self.extractor.prefix)])
+
+    def named(self) -> Parameters:
+        """Trained parameters under the model's names, (E, ...), for stacks of one kind of head."""
+        return {part.prefix + n: p.detach() for part in self.parts for n, p in part.parameters.items()}
+
+    @torch.no_grad()
+    def write_back(self, processes: int) -> None:
+        """Puts the stacked numbers into the networks, which leave in evaluation mode.
+
+        Args:
+            processes: How many have trained the same networks, each on rows of its own.
+        """
+        if processes > 1:  # BatchNorm has seen other rows in every process
+            for value in (b for b in self.extractor.buffers.values() if b.is_floating_point()):
+                torch.distributed.all_reduce(value)
+                value /= processes
+        for part in self.parts:
+            for name, value in (part.parameters | part.buffers).items():
+                for model, own in zip(self.models[part.members], value, strict=True):
+                    target = model.get_submodule((part.prefix + name).rpartition(".")[0])
+                    getattr(target, name.rpartition(".")[2]).copy_(own)
+        for model in self.models:
+            model.eval()

@@ -1,0 +1,43 @@
+"""Random numbers that depend on a seed and a counter alone, for many networks at once.
+
+A stack of networks must draw the same shuffles and dropout masks as each network alone. A generator per network would
+mean a loop over them; a hash of (seed, stream, index) does not.
+"""
+
+import torch
+from torch import Tensor
+
+DROPOUT_STREAMS = 2**40  # where the streams of dropout begin: those below are of shuffles, one an epoch
+
+_GOLDEN, _MIX1, _MIX2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
+
+
+def _mix(z: Tensor) -> Tensor:
+    """The finaliser of SplitMix64, on int64 with wrap-around; arithmetic shifts are masked into logical ones."""
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _MIX1
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _MIX2
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+def _bits(seeds: Tensor, stream: int | Tensor, num: int) -> Tensor:
+    """Random int64, (E, num). The stream may be a tensor, so that a CUDA graph can advance it."""
+    index = torch.arange(num, device=seeds.device)
+    stream = torch.as_tensor(stream, device=seeds.device)
+    key = _mix(_mix(seeds.long()[:, None]) + _GOLDEN * (stream + 1))
+    return _mix(key + _GOLDEN * (index + 1))
+
+
+def counter_uniform(seeds: Tensor, stream: int | Tensor, num: int) -> Tensor:
+    """Uniform numbers in [0, 1), (E, num) float64, for integer seeds (E,) and a stream number."""
+    return ((_bits(seeds, stream, num) >> 11) & 0x1FFFFFFFFFFFFF).double() * 2.0**-53
+
+
+def counter_mask(seeds: Tensor, stream: int | Tensor, num: int, p: float) -> Tensor:
+    """Booleans (E, num) that are False with probability p, to 16 bits: four of them from every random integer."""
+    sixteen = _bits(seeds, stream, -(-num // 4)).view(torch.int16)[:, :num]
+    return sixteen >= round(p * 65536) - 32768
+
+
+def counter_permutation(seeds: Tensor, stream: int, num: int) -> Tensor:
+    """One random permutation of ``num`` for each seed, (E, num)."""
+    return counter_uniform(seeds, stream, num).argsort(dim=1)
