@@ -276,13 +276,13 @@ def test_networks_train_in_rounds_until_rows_they_have_not_seen_say_stop(monkeyp
     task = SimpleNamespace(settings=Settings(many_rows=10, most_rounds=9), say=lambda _: None)
     options = {"seed": [0, 1], "rows": torch.arange(300).expand(2, -1)}
     judging = [torch.arange(300), torch.arange(300, 600)]
-    assert extractors._train(models, x, y, None, judging, options, task) == [False, False]
+    assert extractors._train(models, (x, y), None, judging, options, task) == [False, False]
     assert [round(model[0].weight.item(), 3) for model in models] == [1.9, 1.8]
     assert rounds == [[0, 1], [1000, 1001], [2000, 2001], [3000, 3001]]
     # A network whose outputs overflow is one that goes back, and a single round is not judged at all.
     slopes = iter([(1.0, 1.0), (1.9, np.inf), (1.0, 1.0)])
-    extractors._train(models, x, y, None, judging, options, task)
+    extractors._train(models, (x, y), None, judging, options, task)
     assert [round(model[0].weight.item(), 3) for model in models] == [1.9, 1.0]
     slopes = iter([(np.nan, np.nan)])
     task.settings = Settings(most_rounds=1)
-    extractors._train(models, x, y, None, judging, options, task)
+    extractors._train(models, (x, y), None, judging, options, task)
