@@ -41,7 +41,7 @@ def test_paper_scaling_is_the_papers_formula(name):
 @pytest.mark.parametrize("name", [*PERIODIC, "paired"])
 def test_unit_scaling_has_unit_variance_and_zero_mean(name):
     """Trapezoid rule over one period: spectrally exact for sinusoids, 8 over the squared number of points off for a triangle."""
-    activation = activations.resolve(name)
+    activation = activations.resolve_activation(name)
     z = torch.linspace(-math.pi, math.pi, 2**16 + 1, dtype=torch.float64)[:-1]
     h = activation(z[:, None])
     torch.testing.assert_close(h.square().mean(0), torch.ones(activation.outputs).double(), rtol=0, atol=1e-8)
@@ -50,7 +50,7 @@ def test_unit_scaling_has_unit_variance_and_zero_mean(name):
 
 @pytest.mark.parametrize("name", [*PERIODIC, "paired"])
 def test_period(name):
-    activation = activations.resolve(name)
+    activation = activations.resolve_activation(name)
     assert activation.period is not None
     torch.testing.assert_close(activation(grid[:, None] + activation.period), activation(grid[:, None]))
 
@@ -81,7 +81,7 @@ def test_harmonics_sum_to_the_variance_and_leave_no_more_than_the_tolerance(tole
 def test_piecewise_linear_gradients_match_finite_differences():
     z = torch.linspace(-9, 9, 212, dtype=torch.float64)  # no point on a kink
     for name in ("triangle", "periodic_relu"):
-        activation = activations.resolve(name)
+        activation = activations.resolve_activation(name)
         z.requires_grad_()
         (grad,) = torch.autograd.grad(activation(z).sum(), z)
         step = 1e-6
@@ -95,7 +95,7 @@ def test_piecewise_linear_gradients_match_finite_differences():
 @pytest.mark.parametrize("name", ["triangle", "periodic_relu"])
 def test_the_compiled_expression_equals_the_eager_one(name):
     """The expression that compilers and JAX see is another one than eager mode runs: they must agree."""
-    activation = activations.resolve(name)
+    activation = activations.resolve_activation(name)
 
     class Namespace:
         clip, abs, round = staticmethod(torch.clip), staticmethod(torch.abs), staticmethod(torch.round)
@@ -149,8 +149,8 @@ def test_bias_priors_and_stationarity_are_declared():
 
 @pytest.mark.parametrize("name", activations.ACTIVATIONS)
 def test_pickle_and_equality(name):
-    activation = activations.resolve(name)
-    assert pickle.loads(pickle.dumps(activation)) == activation == activations.resolve(name)
+    activation = activations.resolve_activation(name)
+    assert pickle.loads(pickle.dumps(activation)) == activation == activations.resolve_activation(name)
     assert activations.triangle() != activations.triangle(scaling="paper")
     assert activations.local_matern(1.5) != activations.local_matern(2.5)
 
@@ -159,16 +159,16 @@ def test_unknown_name_suggests_the_nearest():
     with pytest.raises(
         ValueError, match=r"activation parameter must be one of .*got 'sine' instead\. Did you mean 'sin'\?"
     ):
-        activations.resolve("sine")
+        activations.resolve_activation("sine")
     with pytest.raises(ValueError, match=r"got 'tringle' instead\. Did you mean 'triangle'\?"):
-        activations.resolve("tringle")
+        activations.resolve_activation("tringle")
 
 
 def test_bad_arguments():
     with pytest.raises(
         ValueError, match=r"activation parameter must be an object or one of .*did you forget to call it\?"
     ):
-        activations.resolve(activations.sin)
+        activations.resolve_activation(activations.sin)
     with pytest.raises(ValueError, match=r"scaling parameter must be 'unit' or 'paper', got 'half' instead"):
         activations.triangle(scaling="half")
     with pytest.raises(ValueError, match=r"nu parameter must be positive and finite, got 0 instead"):

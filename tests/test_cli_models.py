@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from bochner.cli import app
 from bochner.estimators import StationaryRegressor
-from bochner.members.member import Member, describe
+from bochner.members.member import Member, describe_members
 from bochner.storage import load, save
 from bochner.tables import fitting, reading
 
@@ -138,8 +138,8 @@ def test_evaluate_and_info(models, tmp_path):
 
 def test_members_are_counted_by_what_they_stand_on():
     members = [Member(0.3, None), Member(0.32, None), *(Member(0.19, None, number, None) for number in range(2))]
-    assert describe(members) == "2 on the columns (0.62), 2 on networks (0.38)"
-    assert describe(members[2:]) == "2 on networks (0.38)"
+    assert describe_members(members) == "2 on the columns (0.62), 2 on networks (0.38)"
+    assert describe_members(members[2:]) == "2 on networks (0.38)"
 
 
 def test_info_shows_every_target_of_a_model_with_several(tmp_path):

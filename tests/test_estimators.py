@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.members.heads import GaussianHead, sums_of
 from bochner.members.member import Inputs
-from bochner.members.tuning import Rows
+from bochner.members.tuning import TrainingRows
 from bochner.priors.spectra import RBF, Matern
 
 QUICK = {"hidden_layer_sizes": (), "random_state": 0}
@@ -352,7 +352,7 @@ def test_streaming_gives_the_posterior_of_all_rows(fitted):
     weight = np.r_[np.ones(90), np.full(30, 2.0)]
     inputs = torch.from_numpy(parts.columns_.transform(x))
     for member in parts.mixtures_[0].members:
-        rows = Rows(inputs, member.map.forward(torch.from_numpy(y))[:, None], torch.from_numpy(weight))
+        rows = TrainingRows(inputs, member.map.forward(torch.from_numpy(y))[:, None], torch.from_numpy(weight))
         whole = GaussianHead(
             member.head.features, sums_of(member.head.features, rows), member.head.amplitude, member.head.noise
         )

@@ -58,7 +58,7 @@ def gram_error(method, dim, kernel, activation, num, seeds=20):
     x = torch.linspace(-3, 3, 40, dtype=torch.float64)[:, None] if dim == 1 else x
     errors = []
     for seed in range(seeds):
-        width = num * activations.resolve(activation).outputs
+        width = num * activations.resolve_activation(activation).outputs
         generator = torch.Generator().manual_seed(seed)
         layer = StationaryLayer(
             dim, width, kernel=kernel, activation=activation, frequencies=method, generator=generator

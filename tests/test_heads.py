@@ -22,7 +22,7 @@ from bochner.members.heads import (
     left_out_latent,
     sums_of,
 )
-from bochner.members.tuning import Rows
+from bochner.members.tuning import TrainingRows
 from bochner.posteriors.closed_form_classifier import FeatureRows
 from bochner.priors.spectra import RBF, Matern
 from bochner.training.threads import one_thread
@@ -41,7 +41,7 @@ def table(num, seed=0):
 def rows_of(x, y, weight=None):
     y = np.asarray(y, dtype=np.float64).reshape(len(x), -1)
     weight = np.ones(len(x)) if weight is None else np.asarray(weight, dtype=np.float64)
-    return Rows(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(weight))
+    return TrainingRows(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(weight))
 
 
 def matern32(x, z):

@@ -43,7 +43,7 @@ def test_prior_covariance_is_the_induced_kernel_wherever_the_inputs_lie(
     generator = torch.Generator().manual_seed(1)
     layer = StationaryLayer(
         dim,
-        num * activations.resolve(activation).outputs,
+        num * activations.resolve_activation(activation).outputs,
         kernel=spectrum,
         activation=activation,
         lengthscale=1.7,

@@ -16,7 +16,7 @@ from bochner.estimators.mixture import NormalMixture, stacking_weights
 from bochner.estimators.spread import Spread, learn_spread
 from bochner.estimators.targets import TargetMap
 from bochner.members import extractors
-from bochner.members.member import Inputs, Member, climb, variance_left, worth_keeping
+from bochner.members.member import Inputs, Member, candidates_to_keep, climb_to_best, weighted_variance_left
 
 Y = np.exp(np.random.default_rng(0).normal(size=60)) + 0.5
 MAPS = tuple(TargetMap.learn(kind, Y, np.ones(60)) for kind in ("identity", "power", "log"))
@@ -83,7 +83,7 @@ def test_a_row_of_weight_three_counts_as_three_rows():
 
 def test_candidates_that_count_little_are_left_out_but_never_the_first():
     weights = torch.tensor([0.001, 0.5, 0.009, 0.49], dtype=torch.float64)
-    assert worth_keeping(weights, 0.02) == [0, 1, 3]
+    assert candidates_to_keep(weights, 0.02) == [0, 1, 3]
 
 
 def test_a_climb_ends_on_a_top():
@@ -97,9 +97,9 @@ def test_a_climb_ends_on_a_top():
         seen.append(index)
         return Choice(index)
 
-    assert climb(5, 1, evaluate).index == 2
+    assert climb_to_best(5, 1, evaluate).index == 2
     assert sorted(seen) == [0, 1, 2, 3]  # each once
-    assert climb(5, 4, evaluate).index == 4
+    assert climb_to_best(5, 4, evaluate).index == 4
 
 
 # ------------------------------------------------------------------ what they predict
@@ -178,7 +178,7 @@ def test_variance_left_is_weighed_and_stays_within_one():
             return torch.full((len(x),), self.left, dtype=torch.float64)
 
     inputs = Inputs(torch.zeros(3, 1, dtype=torch.float64), None)
-    found = variance_left([Member(0.25, Head(0.2)), Member(0.75, Head(1 + 1e-9))], inputs)
+    found = weighted_variance_left([Member(0.25, Head(0.2)), Member(0.75, Head(1 + 1e-9))], inputs)
     torch.testing.assert_close(found, torch.full((3,), 0.8, dtype=torch.float64))
 
 

@@ -161,8 +161,8 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match=r"x parameter must have shape \(n, d\), got \(5,\) instead"):
         RBF().kernel(torch.zeros(5))
     with pytest.raises(ValueError, match="kernel parameter must be an object or one of"):
-        spectra.resolve(Matern)
+        spectra.resolve_spectrum(Matern)
     with pytest.raises(TypeError, match="nu"):
         Exponential(nu=2.5)
     with pytest.raises(ValueError, match=r"got 'mattern32' instead\. Did you mean 'matern32'\?"):
-        spectra.resolve("mattern32")
+        spectra.resolve_spectrum("mattern32")

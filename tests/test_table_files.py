@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from bochner.cli import app
 from bochner.estimators import StationaryClassifier, StationaryRegressor
 from bochner.files import check_outputs, replacing, write_bytes
-from bochner.members.budget import Clock, OutOfTime, spend
+from bochner.members.budget import Clock, OutOfTime, fit_within_budget
 from bochner.members.settings import Settings
 from bochner.tables.cells import as_number
 from bochner.tables.errors import TableError
@@ -249,7 +249,7 @@ def test_a_budget_is_kept_whatever_the_work_costs(full, power, hands):
             clock.check()
         return effort
 
-    effort = spend(10.0, attempt, lambda _: None)
+    effort = fit_within_budget(10.0, attempt, lambda _: None)
     first = 0.3 + full * 0.01**power
     assert hands.now <= max(10.1, first + 0.1)
     assert effort == 1.0 or full > 5 or hands.now > 3

@@ -9,7 +9,7 @@ from bochner.members import tuning
 from bochner.members.features import JITTER
 from bochner.members.plan import make_plan
 from bochner.members.settings import Settings
-from bochner.members.tuning import Hyperparameters, Rows, left_out, log_evidence, tune
+from bochner.members.tuning import Hyperparameters, TrainingRows, leave_one_out_predictions, log_evidence, tune
 from bochner.priors.spectra import RBF, Exponential, Matern
 
 GROUP = torch.tensor([0, 1, 1, 2])  # the second column has two inputs
@@ -36,7 +36,7 @@ def table(num=25, outputs=1, weight=None):
     x = rng.normal(size=(num, 4))
     y = np.sin(x[:, :1]) + x[:, 1:2] * x[:, 3:] + 0.2 * rng.normal(size=(num, outputs))
     weight = np.ones(num) if weight is None else weight
-    return Rows(*(torch.from_numpy(value) for value in (x, y, weight)))
+    return TrainingRows(*(torch.from_numpy(value) for value in (x, y, weight)))
 
 
 def covariance(kappa, x, z, theta=THETA):
@@ -84,7 +84,7 @@ def test_a_row_of_weight_three_has_the_evidence_of_three_rows():
 
 def test_hopeless_covariances_have_no_evidence():
     rows = table()
-    rows = Rows(rows.x * 0, rows.y, rows.weight * -1)  # a diagonal below zero
+    rows = TrainingRows(rows.x * 0, rows.y, rows.weight * -1)  # a diagonal below zero
     value, gradient = log_evidence(rows, RBF(), GROUP, THETA)
     assert value == -np.inf
     assert not gradient.any()
@@ -94,7 +94,7 @@ def test_hopeless_covariances_have_no_evidence():
 def test_rows_left_out_in_closed_form_are_left_out_by_refits(spectrum, kappa):
     weight = np.where(np.arange(25) % 4 == 0, 2.5, 1.0)
     rows = table(outputs=2, weight=weight)
-    mean, variance = left_out(rows, spectrum, GROUP, Hyperparameters.from_vector(THETA))
+    mean, variance = leave_one_out_predictions(rows, spectrum, GROUP, Hyperparameters.from_vector(THETA))
     x, y = rows.x.numpy(), rows.y.numpy()
     for i in range(25):
         others = np.arange(25) != i
@@ -136,7 +136,7 @@ def test_tuning_climbs_and_columns_that_do_not_matter_get_long_lengthscales():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(80, 3))
     y = np.sin(2 * x[:, :1]) + 0.1 * rng.normal(size=(80, 1))
-    rows = Rows(*(torch.from_numpy(value) for value in (x, y / y.std(), np.ones(80))))
+    rows = TrainingRows(*(torch.from_numpy(value) for value in (x, y / y.std(), np.ones(80))))
     group, start = torch.arange(3), Hyperparameters.start(3)
     settings = Settings(column_spread=1.0, tuning_steps=40)
 

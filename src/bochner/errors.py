@@ -1,14 +1,14 @@
-"""Messages that several rooms share."""
+"""Error messages that several packages share."""
 
 import difflib
 from collections.abc import Iterable
 
 
-def unknown(argument: str, value: object, known: Iterable[str]) -> str:
-    """The message for a name that is not among the known ones, with the nearest of them."""
-    known = list(known)
+def unknown_name(argument: str, value: object, names: Iterable[str]) -> str:
+    """The message for a value that is not one of the names, with the most similar name."""
+    names = list(names)
     if callable(value):
-        return f"The {argument} parameter must be an object or one of {', '.join(known)}, got {value}; did you forget to call it?"
-    near = difflib.get_close_matches(str(value), known, n=1, cutoff=0.5)
+        return f"The {argument} parameter must be an object or one of {', '.join(names)}, got {value}; did you forget to call it?"
+    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return f"The {argument} parameter must be one of {', '.join(known)}, got {value!r} instead.{hint}"
+    return f"The {argument} parameter must be one of {', '.join(names)}, got {value!r} instead.{hint}"

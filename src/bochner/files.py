@@ -1,4 +1,4 @@
-"""Writing files so that either the old one is there or the new one."""
+"""Writing files atomically: after a crash either the old file is there or the new one."""
 
 import contextlib
 import stat
@@ -6,13 +6,13 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-NAME_KEPT = 100  # characters of a file's name in that of its temporary file: names may have 255 bytes
+MAX_STEM_CHARACTERS = 100  # characters of a file's name in its temporary file's name, as names may have 255 bytes
 
 
 def check_outputs(outputs: Sequence[Path], inputs: Sequence[Path] = ()) -> None:
     """Raises a ValueError unless every output can be written, all are different files, and none is an input.
 
-    They are compared as they will be: links are followed, and './m' is 'm'.
+    Paths are compared after following links, so './m' is 'm'.
     """
     for number, path in enumerate(outputs):
         if path.is_dir():
@@ -23,12 +23,12 @@ def check_outputs(outputs: Sequence[Path], inputs: Sequence[Path] = ()) -> None:
                 f"The folder {target.parent if path.is_symlink() else path.parent} for the output does not exist; make it first."
             )
         _check_regular(path)
-        if any(_same(path, other) for other in inputs):
+        if any(_is_same_file(path, other) for other in inputs):
             raise ValueError(f"The output {path} is an input of this command; choose another name.")
         for other in outputs[:number]:
-            if _same(path, other):
+            if _is_same_file(path, other):
                 raise ValueError(f"The outputs {other} and {path} are one file; choose another name.")
-        probe = partial(path)
+        probe = temporary_path(path)
         try:
             probe.touch()
             probe.unlink()
@@ -38,9 +38,9 @@ def check_outputs(outputs: Sequence[Path], inputs: Sequence[Path] = ()) -> None:
             ) from error
 
 
-def _same(path: Path, other: Path) -> bool:
-    both = path.exists() and other.exists()
-    return path.resolve() == other.resolve() or (both and path.samefile(other))
+def _is_same_file(path: Path, other: Path) -> bool:
+    both_exist = path.exists() and other.exists()
+    return path.resolve() == other.resolve() or (both_exist and path.samefile(other))
 
 
 def _check_regular(path: Path) -> None:
@@ -48,17 +48,17 @@ def _check_regular(path: Path) -> None:
         raise ValueError(f"The output {path} is not a regular file; choose another name.")
 
 
-def partial(path: Path) -> Path:
-    """Where a file grows before it takes its place: beside what the path leads to, hidden, and of this call alone."""
+def temporary_path(path: Path) -> Path:
+    """A new hidden path beside the file that ``path`` leads to: the file is written there before it is moved into place."""
     target = path.resolve()
-    return target.with_name(f".{target.name[:NAME_KEPT]}.{uuid.uuid4().hex[:12]}.tmp")
+    return target.with_name(f".{target.name[:MAX_STEM_CHARACTERS]}.{uuid.uuid4().hex[:12]}.tmp")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of a file when all went well, through links and with the old file's mode."""
+    """Gives a temporary path to write to, and moves it to ``path`` if nothing fails. Links are followed, and the mode is kept."""
     _check_regular(path)
-    target, part = path.resolve(), partial(path)
+    target, part = path.resolve(), temporary_path(path)
     try:
         yield part
         with contextlib.suppress(FileNotFoundError):
@@ -69,12 +69,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replaces a file as a whole."""
+    """Replaces the contents of a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
         part.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a text file as a whole."""
+    """Replaces the contents of a text file atomically."""
     write_bytes(path, text.encode())

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +10,24 @@ from torch import Tensor, nn
 
 from bochner.priors import activations, spectra
 from bochner.priors.activations import Activation, link
+from bochner.priors.arrays import Array, ArrayModule
 from bochner.priors.frequencies import draw
 from bochner.priors.kernels import InducedKernel, induced_kernel
 from bochner.priors.spectra import Spectrum, check_lengthscale, log_gamma_log_prob, normal_log_prob, open_uniform
 
 
 def layer_log_prior(
-    spectrum: Spectrum, activation: Activation, parameters: Mapping[str, Any], *, jacobian: bool, xp: Any = torch
-) -> Any:
+    spectrum: Spectrum,
+    activation: Activation,
+    parameters: Mapping[str, Array | None],
+    *,
+    jacobian: bool,
+    xp: ArrayModule = torch,
+) -> Array:
     """Log prior density of a model layer's weight, log_lengthscale and bias, if any; see ``StationaryLayer.log_prior``."""
     weight, bias, log_lengthscale = parameters["weight"], parameters.get("bias"), parameters["log_lengthscale"]
+    assert weight is not None
+    assert log_lengthscale is not None
     total = xp.sum(spectrum.weight_log_prob(weight, xp)) + xp.sum(log_gamma_log_prob(log_lengthscale, 2.0, 0.5, xp))
     if jacobian:
         total = total + xp.sum(log_lengthscale)
@@ -30,8 +37,8 @@ def layer_log_prior(
         return total + xp.sum(normal_log_prob(bias, 1.0))
     if jacobian:
         # Uniform density 1/2π times db/db̂ = 2π sigmoid(b̂) sigmoid(−b̂).
-        size = xp.abs(bias)
-        return total - xp.sum(size + 2 * xp.log1p(xp.exp(-size)))
+        magnitude = xp.abs(bias)
+        return total - xp.sum(magnitude + 2 * xp.log1p(xp.exp(-magnitude)))
     return total - math.prod(bias.shape) * math.log(2 * math.pi)
 
 
@@ -74,8 +81,8 @@ class StationaryLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.spectrum = spectra.resolve(kernel)
-        self.activation = activations.resolve(activation)
+        self.spectrum = spectra.resolve_spectrum(kernel)
+        self.activation = activations.resolve_activation(activation)
         for name, value in (("in_features", in_features), ("out_features", out_features)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"The {name} parameter must be an integer of at least 1, got {value!r} instead.")
@@ -106,11 +113,11 @@ class StationaryLayer(nn.Module):
             bias = torch.logit((bias / math.pi + 1) / 2)
         self.bias = None if bias is None else nn.Parameter(bias.to(device, dtype))
         self.log_lengthscale = nn.Parameter(scale.log().to(device, dtype))
-        self.phase = nn.Identity()  # where hooks find the argument of the wave
+        self.phase = nn.Identity()  # forward hooks on it see the argument of the wave
 
     @property
     def lengthscale(self) -> Tensor:
-        """What the input is divided by: one number, or one per input."""
+        """The lengthscale, which divides the input: one number, or one per input."""
         return self.log_lengthscale.exp()
 
     @property
@@ -121,7 +128,7 @@ class StationaryLayer(nn.Module):
         return link(self.bias)
 
     def intercept(self) -> Tensor | None:
-        """What is added to the argument of the wave, in its units; None where that is nothing."""
+        """The constant in the argument of the wave, in its units, (units,); None where there is none."""
         unit, shift = self.activation.unit, self.activation.shift
         bias = self.linked_bias
         if bias is not None:
@@ -161,10 +168,10 @@ class StationaryLayer(nn.Module):
         return layer_log_prior(self.spectrum, self.activation, parameters, jacobian=jacobian)
 
     def log_prior_slopes(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Gradients of ``log_prior`` in the given parameters, in closed form; without those that are zero everywhere.
+        """Gradients of ``log_prior`` in ``parameters``, in closed form. Those that are zero everywhere are left out.
 
         Args:
-            parameters: Values by the layer's names; they may be those of many layers, stacked along first dimensions.
+            parameters: Values under the layer's parameter names. They may be those of many layers, stacked along first dimensions.
         """
         slopes = {}
         if "weight" in parameters:
@@ -184,22 +191,22 @@ class StationaryLayer(nn.Module):
         return f"{self.in_features}, {self.out_features}, kernel={self.spectrum}, activation='{self.activation.name}'"
 
 
-def amplitude_log_prior(log_amplitude: Any, *, jacobian: bool, xp: Any = torch) -> Any:
-    """Gamma(2, rate 1) at the amplitude, whose mode is 1; with ``jacobian``, as a density of its logarithm."""
+def amplitude_log_prior(log_amplitude: Array, *, jacobian: bool, xp: ArrayModule = torch) -> Array:
+    """Log density of the amplitude under Gamma(2, rate 1), whose mode is 1; with ``jacobian``, as a density of its logarithm."""
     return log_gamma_log_prob(log_amplitude, 2.0, 1.0, xp) + (log_amplitude if jacobian else 0.0)
 
 
 class OutputLayer(nn.Linear):
     r"""The linear layer after the model layer: $f = a\,Vh + b$ with prior weights $V_{ck} \sim \mathrm{N}(0, 1/K)$.
 
-    As the model layer keeps its weights at unit lengthscale, this one keeps them at unit amplitude: a is the prior standard
-    deviation of f, and moving it moves no other prior.
+    The model layer keeps its weights at unit lengthscale; this layer keeps them at unit amplitude. The amplitude a is the prior
+    standard deviation of f. Changing it changes no other prior.
 
     Args:
         in_features: Number of features K.
         out_features: Number of outputs.
-        amplitude: Initial amplitude a. It is held fixed unless ``log_amplitude.requires_grad`` is turned on: at the most
-            probable weights an amplitude is too large, so it is for ``tune_marginal`` and for samplers to move.
+        amplitude: Initial amplitude a. It is fixed unless ``log_amplitude.requires_grad`` is turned on. A MAP fit would
+            make it too large, so ``tune_marginal`` and samplers change it instead.
         bias: Whether there is a bias, which the amplitude does not multiply; it starts at zero.
         generator: Source of randomness; None takes torch's global one.
     """
@@ -215,11 +222,13 @@ class OutputLayer(nn.Linear):
     ) -> None:
         if isinstance(amplitude, bool) or not isinstance(amplitude, int | float) or not 0 < amplitude < math.inf:
             raise ValueError(f"The amplitude parameter must be positive and finite, got {amplitude!r} instead.")
-        with torch.random.fork_rng(devices=[]):  # torch draws from its global state first; what it drew is replaced
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # torch initialises from its global random state; keep that state as it was
             super().__init__(in_features, out_features, bias=bias)
         device = generator.device if generator is not None else "cpu"
-        draw = torch.randn(self.weight.shape, generator=generator, device=device, dtype=torch.float64)
-        self.weight = nn.Parameter(draw / in_features**0.5)
+        normal = torch.randn(self.weight.shape, generator=generator, device=device, dtype=torch.float64)
+        self.weight = nn.Parameter(normal / in_features**0.5)
         if bias:
             nn.init.zeros_(self.bias)
         self.log_amplitude = nn.Parameter(torch.tensor(math.log(amplitude), dtype=torch.float64), requires_grad=False)
@@ -236,11 +245,11 @@ class OutputLayer(nn.Linear):
 
 @dataclass(frozen=True)
 class WidthError:
-    """How far a layer's own covariance is from theory, as largest absolute differences.
+    """Errors of a layer's covariance at finite width, as largest absolute differences.
 
     Attributes:
-        kernel: From the induced kernel.
-        stationarity: From itself after shifting all inputs together.
+        kernel: Difference from the induced kernel.
+        stationarity: Difference after shifting all inputs together.
     """
 
     kernel: float
@@ -251,7 +260,7 @@ class WidthError:
 def width_error(
     layer: StationaryLayer, x: Tensor, *, shifts: int = 10, generator: torch.Generator | None = None
 ) -> WidthError:
-    """Measures what finite width costs a layer on the given inputs, (n, in_features).
+    """Measures how far a layer of finite width is from its induced kernel, on inputs x, (n, in_features).
 
     The covariance of the layer is h(x)·h(x')/K with its present weights. The shifts are random vectors, uniform within the
     spread of the inputs in either direction.
@@ -267,8 +276,9 @@ def width_error(
         h = layer(inputs)
         return h @ h.mT / layer.out_features
 
-    own = covariance(x)
+    layer_covariance = covariance(x)
     spread = (x.max(0).values - x.min(0).values).clamp(min=1.0)
     offsets = (2 * open_uniform(shifts, x.shape[-1], generator).to(x) - 1) * spread
-    moved = torch.stack([(covariance(x + offset) - own).abs().max() for offset in offsets])
-    return WidthError(float((own - layer.induced_kernel()(x)).abs().max()), float(moved.max()))
+    changes = torch.stack([(covariance(x + offset) - layer_covariance).abs().max() for offset in offsets])
+    kernel_error = (layer_covariance - layer.induced_kernel()(x)).abs().max()
+    return WidthError(float(kernel_error), float(changes.max()))

@@ -1,32 +1,32 @@
-"""How targets follow from the network's output: Gaussian noise, or classes through a softmax."""
+"""Likelihoods of targets under a network's output: Gaussian noise, or classes through a softmax."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bochner.priors.arrays import Array, ArrayModule
 from bochner.priors.spectra import log_gamma_log_prob
 
 
-def gaussian_log_likelihood(f: Any, y: Any, log_noise: Any, xp: Any = torch) -> Any:
+def gaussian_log_likelihood(f: Array, y: Array, log_noise: Array, xp: ArrayModule = torch) -> Array:
     """Log N(y | f, s²), summed over components: (..., n, c) to (..., n)."""
     z = (y - f) * xp.exp(-log_noise)
     return xp.sum(-0.5 * z * z - log_noise - 0.5 * math.log(2 * math.pi), -1)
 
 
-def noise_log_prior(log_noise: Any, *, jacobian: bool, xp: Any = torch) -> Any:
-    """Gamma(0.5, rate 1) at the noise; with ``jacobian``, as a density of its logarithm."""
+def noise_log_prior(log_noise: Array, *, jacobian: bool, xp: ArrayModule = torch) -> Array:
+    """Log density of the noise under Gamma(0.5, rate 1); with ``jacobian``, as a density of its logarithm."""
     return log_gamma_log_prob(log_noise, 0.5, 1.0, xp) + (log_noise if jacobian else 0.0)
 
 
-def categorical_log_likelihood(f: Any, chosen: Any, xp: Any = torch) -> Any:
-    """Log softmax probability of the class whose output is ``chosen``: (..., n, c) and (..., n) to (..., n)."""
-    return chosen - xp.logsumexp(f, -1)
+def categorical_log_likelihood(f: Array, class_output: Array, xp: ArrayModule = torch) -> Array:
+    """Log softmax probability of the class whose output is ``class_output``: (..., n, c) and (..., n) to (..., n)."""
+    return class_output - xp.logsumexp(f, -1)
 
 
 class Gaussian(nn.Module):
-    """y = f(x) + noise, with a trainable noise standard deviation s under a Gamma(0.5, rate 1) prior.
+    """Regression, y = f(x) + noise: the standard deviation s of the noise is trainable, with a Gamma(0.5, rate 1) prior.
 
     Args:
         noise: Initial standard deviation.
@@ -57,7 +57,7 @@ class Gaussian(nn.Module):
 
 
 class Categorical(nn.Module):
-    """Classes 0 … c−1 with probabilities softmax(f(x)). Two classes are Bernoulli."""
+    """Classification: classes 0 … c−1 with probabilities softmax(f(x)). Two classes are Bernoulli."""
 
     def forward(self, f: Tensor, y: Tensor) -> Tensor:
         """Log likelihood of each class label: (n, c) and integer (n,) to (n,)."""
@@ -69,7 +69,7 @@ class Categorical(nn.Module):
         return categorical_log_likelihood(f, f.gather(-1, y.long()[..., None])[..., 0])
 
     def log_prior(self, *, jacobian: bool = False) -> Tensor:  # noqa: ARG002
-        """Zero: there is nothing to learn here."""
+        """Zero: this likelihood has no parameters."""
         return torch.zeros(())
 
 

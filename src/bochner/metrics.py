@@ -1,4 +1,4 @@
-"""Arrays in, floats out. Lower is better unless the name says otherwise.
+"""Metrics of predictions: functions of arrays that return a float. Lower is better unless the docstring says otherwise.
 
 Out-of-distribution metrics take the scores of both sets, higher meaning more out of distribution, and count the
 out-of-distribution inputs as positives.
@@ -10,10 +10,10 @@ from sklearn.metrics import auc as area
 from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
 
 
-def _arrays(**named: ArrayLike) -> list[np.ndarray]:
+def _finite_arrays(**values: ArrayLike) -> list[np.ndarray]:
     """Float arrays, after checking that each is finite and not empty."""
     arrays = []
-    for name, value in named.items():
+    for name, value in values.items():
         array = np.asarray(value, dtype=float)
         if array.size == 0 or not np.isfinite(array).all():
             raise ValueError(
@@ -25,7 +25,7 @@ def _arrays(**named: ArrayLike) -> list[np.ndarray]:
 
 def rmse(y: ArrayLike, mean: ArrayLike) -> float:
     """Root mean squared error."""
-    y_, mean_ = _arrays(y=y, mean=mean)
+    y_, mean_ = _finite_arrays(y=y, mean=mean)
     if y_.shape != mean_.shape:
         raise ValueError(f"The mean parameter must have the shape of y, {y_.shape}, got {mean_.shape} instead.")
     return float(np.sqrt(np.mean((y_ - mean_) ** 2)))
@@ -36,13 +36,14 @@ def nlpd(log_prob: ArrayLike, *, target_scale: float = 1.0) -> float:
 
     Args:
         log_prob: Log density of each target, in the units that the model was trained in.
-        target_scale: What the targets were divided by before training: a density in original units is that of
-            standardised ones divided by the scale. 1 leaves it in the units of the model.
+        target_scale: The number that targets were divided by before training. The density in original units is the density
+            in the model's units divided by it. 1 keeps the units of the model.
     """
-    return float(-np.mean(_arrays(log_prob=log_prob)[0]) + np.log(target_scale))
+    return float(-np.mean(_finite_arrays(log_prob=log_prob)[0]) + np.log(target_scale))
 
 
-def _labels(y: ArrayLike, probabilities: np.ndarray) -> np.ndarray:
+def _class_labels(y: ArrayLike, probabilities: np.ndarray) -> np.ndarray:
+    """Class labels as an array, after checking that there is one integer for each row of probabilities."""
     labels = np.asarray(y)
     if labels.shape != probabilities.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
@@ -53,14 +54,14 @@ def _labels(y: ArrayLike, probabilities: np.ndarray) -> np.ndarray:
 
 def accuracy(y: ArrayLike, probabilities: ArrayLike) -> float:
     """Share of rows whose most probable class is right; higher is better."""
-    (p,) = _arrays(probabilities=probabilities)
-    return float(np.mean(p.argmax(-1) == _labels(y, p)))
+    (p,) = _finite_arrays(probabilities=probabilities)
+    return float(np.mean(p.argmax(-1) == _class_labels(y, p)))
 
 
 def auc(y: ArrayLike, probabilities: ArrayLike) -> float:
     """Area under the ROC curve; for more than two classes the mean over one-against-rest. Higher is better."""
-    (p,) = _arrays(probabilities=probabilities)
-    labels = _labels(y, p)
+    (p,) = _finite_arrays(probabilities=probabilities)
+    labels = _class_labels(y, p)
     if len(np.unique(labels)) < 2:
         raise ValueError(f"AUC needs at least two classes among the labels, got only {np.unique(labels).tolist()}.")
     if p.shape[-1] == 2:
@@ -70,22 +71,22 @@ def auc(y: ArrayLike, probabilities: ArrayLike) -> float:
 
 def brier(y: ArrayLike, probabilities: ArrayLike) -> float:
     """Mean squared distance between probabilities and the one-hot label, between 0 and 2."""
-    (p,) = _arrays(probabilities=probabilities)
-    return float(np.mean(np.sum((p - np.eye(p.shape[-1])[_labels(y, p)]) ** 2, -1)))
+    (p,) = _finite_arrays(probabilities=probabilities)
+    return float(np.mean(np.sum((p - np.eye(p.shape[-1])[_class_labels(y, p)]) ** 2, -1)))
 
 
 def ece(y: ArrayLike, probabilities: ArrayLike, *, bins: int = 15) -> float:
     """Expected calibration error: |accuracy − confidence| averaged over equal-width bins of confidence."""
-    (p,) = _arrays(probabilities=probabilities)
-    confidence, right = p.max(-1), p.argmax(-1) == _labels(y, p)
+    (p,) = _finite_arrays(probabilities=probabilities)
+    confidence, correct = p.max(-1), p.argmax(-1) == _class_labels(y, p)
     index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    gaps = np.bincount(index, weights=right - confidence, minlength=bins)
+    gaps = np.bincount(index, weights=correct - confidence, minlength=bins)
     return float(np.abs(gaps).sum() / len(p))
 
 
 def coverage(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> float:
     """Share of targets inside their interval; best when it equals the nominal coverage."""
-    y_, low, high = _arrays(y=y, lower=lower, upper=upper)
+    y_, low, high = _finite_arrays(y=y, lower=lower, upper=upper)
     if not y_.shape == low.shape == high.shape:
         raise ValueError(
             f"The lower and upper parameters must have the shape of y, {y_.shape}, got {low.shape} and {high.shape} instead."
@@ -93,26 +94,27 @@ def coverage(y: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> float:
     return float(np.mean((low <= y_) & (y_ <= high)))
 
 
-def _ood(inside: ArrayLike, outside: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    scores = [a.ravel() for a in _arrays(inside=inside, outside=outside)]
+def _ood_labels_and_scores(inside: ArrayLike, outside: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Labels (0 inside, 1 outside) and scores of all inputs."""
+    scores = [a.ravel() for a in _finite_arrays(inside=inside, outside=outside)]
     return np.repeat([0, 1], [len(s) for s in scores]), np.concatenate(scores)
 
 
 def ood_auc(inside: ArrayLike, outside: ArrayLike) -> float:
     """Probability that an outside input scores above an inside one; higher is better."""
-    return float(roc_auc_score(*_ood(inside, outside)))
+    return float(roc_auc_score(*_ood_labels_and_scores(inside, outside)))
 
 
 def ood_aupr(inside: ArrayLike, outside: ArrayLike, *, weight: float = 1.0, trapezoid: bool = False) -> float:
-    """Average precision of detecting the outside inputs; higher is better, its base rate is their share.
+    """Average precision of detecting the outside inputs; higher is better, and chance level is their share.
 
     Args:
         inside: Scores of the inputs that are in distribution.
         outside: Scores of those that are not.
         weight: How many inputs each outside one stands for, where they are a sample of a larger set.
-        trapezoid: Whether to join the points of the curve by straight lines, which is too kind to a score, but often done.
+        trapezoid: Whether to join the points of the curve by straight lines: common, but too optimistic.
     """
-    labels, scores = _ood(inside, outside)
+    labels, scores = _ood_labels_and_scores(inside, outside)
     weights = np.where(labels == 1, weight, 1.0)
     if trapezoid:
         precision, recall, _ = precision_recall_curve(labels, scores, sample_weight=weights)
@@ -122,5 +124,5 @@ def ood_aupr(inside: ArrayLike, outside: ArrayLike, *, weight: float = 1.0, trap
 
 def fpr95(inside: ArrayLike, outside: ArrayLike) -> float:
     """Share of inside inputs flagged at the threshold that flags 95 % of the outside ones."""
-    fpr, tpr, _ = roc_curve(*_ood(inside, outside), drop_intermediate=False)
+    fpr, tpr, _ = roc_curve(*_ood_labels_and_scores(inside, outside), drop_intermediate=False)
     return float(fpr[np.argmax(tpr >= 0.95)])

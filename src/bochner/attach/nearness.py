@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bochner.members.features import CHUNK, KernelFeatures, squared_distances
+from bochner.members.features import FEATURE_CHUNK_ROWS, KernelFeatures, squared_distances
 from bochner.priors.spectra import RBF, Matern, Spectrum
 
 KERNELS: dict[str, Spectrum] = {"matern32": Matern(1.5), "rbf": RBF()}  # those that are tried
@@ -96,7 +96,7 @@ class Nearness:
     def gram(self, features: Tensor) -> Tensor:
         """ΦᵀΦ of some rows."""
         total = torch.zeros_like(self.phi.factor)
-        for part in features.split(CHUNK):
+        for part in features.split(FEATURE_CHUNK_ROWS):
             own = self.phi(self.space(part))
             total.addmm_(own.mT, own)
         return total
@@ -112,7 +112,7 @@ class Nearness:
     def left(self, features: Tensor, *, seen: bool = False) -> Tensor:
         """Variance left at rows, (n,); for rows that are among those learnt from, as if each alone were not."""
         found = []
-        for part in features.split(CHUNK):
+        for part in features.split(FEATURE_CHUNK_ROWS):
             phi = self.phi(self.space(part))
             own = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False).square().sum(0)
             if seen:  # φ'(A − Pφφ')⁻¹φ

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from bochner.cli.output import console, say
-from bochner.errors import unknown
+from bochner.errors import unknown_name
 
 data = typer.Typer(no_args_is_help=True, help="Lists, checks and fetches data sets.")
 
@@ -16,7 +16,7 @@ def _checked(names: list[str]) -> list[str]:
 
     for name in names:
         if name not in (known := [*NAMES, *IMAGES]):
-            raise typer.BadParameter(unknown("names", name, known))
+            raise typer.BadParameter(unknown_name("names", name, known))
     return names
 
 

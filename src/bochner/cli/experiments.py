@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from bochner.cli.output import console, has_screen, make_folder, problems, say
-from bochner.errors import unknown
+from bochner.errors import unknown_name
 
 Out = Annotated[Path, typer.Option(help="Folder for rows and figures; made if missing.")]
 Seed = Annotated[int, typer.Option(help="Seed of every draw.", min=0, max=2**31 - 1)]
@@ -45,7 +45,7 @@ def _device(name: str) -> str:
     import torch
 
     if name not in (known := ["auto", "cpu", "cuda"]):
-        raise ValueError(unknown("device", name, known))
+        raise ValueError(unknown_name("device", name, known))
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("The device parameter asks for a GPU (cuda), but torch sees none; use --device cpu.")
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
@@ -78,7 +78,7 @@ def run(
     with problems():
         for name in names:
             if name not in (known := ["all", *EXPERIMENTS]):
-                raise ValueError(unknown("names", name, known))
+                raise ValueError(unknown_name("names", name, known))
         words = {"sets": _words(sets), "models": _words(models), "folds": _fold_numbers(folds), "head": head}
         where: Any = {"device": _device(device), "engine": engine, "workers": workers}
         request = Request(

@@ -11,7 +11,7 @@ import typer
 
 from bochner.cli.files import STDOUT, Files, check_model_file
 from bochner.cli.output import console, errors, note, problems, say
-from bochner.errors import unknown
+from bochner.errors import unknown_name
 
 QUICK_SECONDS = 10.0  # what --quick stands for
 FITTING_SHARE = 0.85  # of a budget, with what comes before; the rest is for measuring, writing and ending
@@ -158,7 +158,7 @@ def _check_fit(files: Files, task: str, test: float) -> None:
     if files.report is not None and test == 0:
         raise ValueError("The report measures on held-out rows: give --test a share above 0, or no --report.")
     if task not in TASKS:
-        raise ValueError(unknown("task", task, TASKS))
+        raise ValueError(unknown_name("task", task, TASKS))
 
 
 def _tell_json(done: Any) -> None:
@@ -266,7 +266,7 @@ def info(model: ModelFile, as_json: Json = False) -> None:
     """
     with problems():
         check_model_file(model)
-        from bochner.members.member import describe
+        from bochner.members.member import describe_members
         from bochner.storage import load
 
         saved = load(model, device="cpu")
@@ -276,7 +276,7 @@ def info(model: ModelFile, as_json: Json = False) -> None:
     kernels = estimator.kernel if isinstance(estimator.kernel, tuple | list) else (estimator.kernel,)
     found |= {"kernel": ", ".join(map(str, kernels)), "hidden_layer_sizes": list(estimator.hidden_layer_sizes)}
     found["false_alarm"] = estimator.false_alarm
-    found["members"] = "; ".join(describe(mixture.members) for mixture in estimator.mixtures_)
+    found["members"] = "; ".join(describe_members(mixture.members) for mixture in estimator.mixtures_)
     if table is not None:
         found["target"] = table.target_.name
         found["columns"] = "; ".join(table.summary_[:-1])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bochner.datasets.tables import data_folder, is_there
-from bochner.errors import unknown
+from bochner.errors import unknown_name
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def load_images(name: str, folder: Path | None = None) -> Images:
         FileNotFoundError: If its file is not in the folder.
     """
     if name not in (names := ["digits", *IMAGES]):
-        raise ValueError(unknown("name", name, names))
+        raise ValueError(unknown_name("name", name, names))
     if name == "digits":
         return _digits()
     path = data_folder(folder) / IMAGES[name].file

@@ -11,7 +11,7 @@ import numpy as np
 from bochner.datasets.builtin import BUILT_IN
 from bochner.datasets.images import IMAGES
 from bochner.datasets.tables import TABLES, Arrays, Table, data_folder, is_there
-from bochner.errors import unknown
+from bochner.errors import unknown_name
 
 NAMES = (*TABLES, *BUILT_IN)  # what `load` reads; images are for `load_images`
 
@@ -49,7 +49,7 @@ class Summary:
 def check_name(name: str, known: Sequence[str] = NAMES) -> None:
     """Raises a ValueError with the nearest known name if there is no such data set."""
     if name not in known:
-        raise ValueError(unknown("name", name, known))
+        raise ValueError(unknown_name("name", name, known))
 
 
 def read_table(table: Table, path: Path) -> Arrays:

@@ -16,11 +16,11 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from bochner.errors import unknown
+from bochner.errors import unknown_name
 from bochner.estimators.columns import Columns, as_codes, is_category
 from bochner.estimators.novelty import Novelty, learn_novelty
-from bochner.members.budget import Clock, spend
-from bochner.members.features import CHUNK
+from bochner.members.budget import Clock, fit_within_budget
+from bochner.members.features import FEATURE_CHUNK_ROWS
 from bochner.members.member import Inputs
 from bochner.members.settings import Settings, Task
 from bochner.priors import spectra
@@ -108,7 +108,7 @@ class Stationary(BaseEstimator):
         if not kernels:
             raise ValueError("The kernel parameter must name at least one kernel, got an empty sequence instead.")
         for kernel in kernels:
-            if not spectra.resolve(kernel).isotropic:
+            if not spectra.resolve_spectrum(kernel).isotropic:
                 raise ValueError(f"The kernel parameter must be isotropic (not a product), got {kernel} instead.")
         sizes = self.hidden_layer_sizes
         if not isinstance(sizes, tuple | list) or not all(isinstance(h, Integral) and h > 0 for h in sizes):
@@ -118,7 +118,7 @@ class Stationary(BaseEstimator):
         if not isinstance(self.false_alarm, Real) or not 0 < self.false_alarm < 1:
             raise ValueError(f"The false_alarm parameter must lie between 0 and 1, got {self.false_alarm!r} instead.")
         if self.device not in DEVICES:
-            raise ValueError(unknown("device", self.device, DEVICES))
+            raise ValueError(unknown_name("device", self.device, DEVICES))
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("The device parameter asks for a GPU ('cuda'), but torch sees none; use device='cpu'.")
         if self.settings is not None and not isinstance(self.settings, Settings):
@@ -135,7 +135,7 @@ class Stationary(BaseEstimator):
         return Task(
             group=torch.from_numpy(training.columns.group).to(training.x.device),
             plain=training.columns.plain,
-            spectra=tuple(spectra.resolve(kernel) for kernel in kernels),
+            spectra=tuple(spectra.resolve_spectrum(kernel) for kernel in kernels),
             hidden=tuple(int(size) for size in self.hidden_layer_sizes),
             settings=(self.settings or Settings()).lighter(effort, len(training.x)),
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
@@ -163,7 +163,7 @@ class Stationary(BaseEstimator):
 
         if self.budget is None:
             return attempt(1.0, Clock())
-        return spend(self.budget - (time.perf_counter() - training.began), attempt, self._say)
+        return fit_within_budget(self.budget - (time.perf_counter() - training.began), attempt, self._say)
 
     def _say(self, text: str) -> None:
         if self.verbose:
@@ -254,7 +254,7 @@ class Stationary(BaseEstimator):
         training data a share of ``false_alarm`` has a score above ``ood_threshold_``.
         """
         scores = []
-        for x in self._inputs(X).split(CHUNK):
+        for x in self._inputs(X).split(FEATURE_CHUNK_ROWS):
             left = torch.stack([mixture.left(Inputs(x, mixture.extractors)) for mixture in self.mixtures_]).mean(0)
             scores.append(self.novelty_(x, left))
         return torch.cat(scores).cpu().numpy()

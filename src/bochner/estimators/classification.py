@@ -19,10 +19,17 @@ from bochner.estimators.mixture import stacking_weights
 from bochner.members.extractors import Extractors, train_extractors
 from bochner.members.features import KernelFeatures, squared_distances
 from bochner.members.heads import SoftmaxHead, as_probabilities, as_targets, find_mode, left_out_latent, moderated
-from bochner.members.member import Inputs, Member, anchored, climb, variance_left, worth_keeping
+from bochner.members.member import (
+    Inputs,
+    Member,
+    candidates_to_keep,
+    climb_to_best,
+    features_at_first_rows,
+    weighted_variance_left,
+)
 from bochner.members.plan import Plan, make_plan
 from bochner.members.settings import Task
-from bochner.members.tuning import Rows
+from bochner.members.tuning import TrainingRows
 from bochner.predictive import not_spoken_against
 from bochner.priors.spectra import Spectrum
 from bochner.training.threads import one_thread
@@ -62,7 +69,7 @@ class ClassMixture:
 
     def left(self, inputs: Inputs) -> Tensor:
         """Share of the prior variance that the training rows leave at each row."""
-        return variance_left(self.members, inputs)
+        return weighted_variance_left(self.members, inputs)
 
 
 @dataclass
@@ -75,7 +82,7 @@ class _Candidate:
 
     @classmethod
     def judged(
-        cls, parts: list[tuple[Tensor, Tensor]], rows: Rows, heads: list[tuple[int | None, SoftmaxHead]]
+        cls, parts: list[tuple[Tensor, Tensor]], rows: TrainingRows, heads: list[tuple[int | None, SoftmaxHead]]
     ) -> "_Candidate":
         """From latent functions and variance left at rows that judge: they choose how much to average."""
         latent, left = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -88,7 +95,7 @@ class _Candidate:
 def fit_classes(x: Tensor, labels: Tensor, weight: Tensor, classes: int, task: Task) -> ClassMixture:
     """Fits a mixture to rows x, (n, d), labels from 0 to classes − 1, and weights."""
     plan = make_plan(len(x), labels, task.settings, torch.Generator().manual_seed(task.seed)).to(x.device)
-    rows = Rows(x, as_targets(labels, classes), weight)
+    rows = TrainingRows(x, as_targets(labels, classes), weight)
     task.say(f"tuning on {len(plan.tuning)} rows, judging on {len(plan.judging)}")
     candidates = [_wide(rows, plan, task, spectrum) for spectrum in task.spectra]
     extractors = None
@@ -111,7 +118,7 @@ class _Choice:
     amplitude: float
 
 
-def _left_out_score(phi: Tensor, rows: Rows, weights: Tensor, amplitude: float) -> float:
+def _left_out_score(phi: Tensor, rows: TrainingRows, weights: Tensor, amplitude: float) -> float:
     """Mean log probability of rows, each as if it had not been learnt from."""
     probability = as_probabilities(left_out_latent(phi, rows, weights, amplitude))
     return _mean_log(probability, rows.y, rows.weight)
@@ -129,7 +136,7 @@ def probability_of(probability: Tensor, targets: Tensor) -> Tensor:
     return (probability * full).sum(1)
 
 
-def _best_amplitude(phi: Tensor, rows: Rows, scale: float) -> _Choice:
+def _best_amplitude(phi: Tensor, rows: TrainingRows, scale: float) -> _Choice:
     """The amplitude that suits a lengthscale, by rows that are left out."""
     gram = phi.mT @ (phi * rows.weight[:, None])
     best, weights = None, None
@@ -144,7 +151,7 @@ def _best_amplitude(phi: Tensor, rows: Rows, scale: float) -> _Choice:
     return best
 
 
-def choose_scale(rows: Rows, spectrum: Spectrum, unit: Tensor) -> _Choice:
+def choose_scale(rows: TrainingRows, spectrum: Spectrum, unit: Tensor) -> _Choice:
     """The best lengthscale and amplitude, by rows that are left out."""
 
     def at(index: int) -> _Choice:
@@ -152,7 +159,7 @@ def choose_scale(rows: Rows, spectrum: Spectrum, unit: Tensor) -> _Choice:
         return _best_amplitude(phi, rows, SCALES[index])
 
     with one_thread():
-        return climb(len(SCALES), SCALES.index(1.0), at)
+        return climb_to_best(len(SCALES), SCALES.index(1.0), at)
 
 
 def median_distance(x: Tensor) -> float:
@@ -162,14 +169,14 @@ def median_distance(x: Tensor) -> float:
     return math.sqrt(float(apart.median())) if len(apart) else 1.0
 
 
-def _wide(rows: Rows, plan: Plan, task: Task, spectrum: Spectrum) -> _Candidate:
+def _wide(rows: TrainingRows, plan: Plan, task: Task, spectrum: Spectrum) -> _Candidate:
     """A head on the columns, and what heads say of parts that they have not seen."""
     at, settings = plan.tuning, task.settings
     unit = torch.full_like(rows.x[0], median_distance(rows.x[at]))
     task.clock.check()
     choice = choose_scale(rows[at], spectrum, unit)
     task.clock.check()
-    phi = anchored(spectrum, unit * choice.scale, rows.x, plan.order, settings.wide_anchors)
+    phi = features_at_first_rows(spectrum, unit * choice.scale, rows.x, plan.order, settings.wide_anchors)
     amplitude = choice.amplitude
     if len(rows) > 2 * settings.tuning_rows:  # many more rows than tuned: they choose the amplitude again
         some = [a for a in AMPLITUDES if choice.amplitude / 2 <= a <= 4 * choice.amplitude]
@@ -188,7 +195,7 @@ def _judge(head: SoftmaxHead, x: Tensor) -> tuple[Tensor, Tensor]:
     return head.latent(x), head.variance_left(x)
 
 
-def choose_averaging(latent: Tensor, variance: Tensor, rows: Rows) -> float:
+def choose_averaging(latent: Tensor, variance: Tensor, rows: TrainingRows) -> float:
     """The largest share of the variance that held-out rows do not speak against: within a standard error of the best.
 
     Args:
@@ -206,7 +213,7 @@ def choose_averaging(latent: Tensor, variance: Tensor, rows: Rows) -> float:
     return max(share for share, ok in zip(AVERAGING, fair, strict=True) if ok)
 
 
-def _by_held_out(parts: list[tuple[KernelFeatures, Rows]], plan: Plan, amplitudes: Sequence[float]) -> _Choice:
+def _by_held_out(parts: list[tuple[KernelFeatures, TrainingRows]], plan: Plan, amplitudes: Sequence[float]) -> _Choice:
     """The amplitude under which the first parts of the rows are most probable to heads that have not seen them.
 
     Args:
@@ -233,21 +240,21 @@ def _by_held_out(parts: list[tuple[KernelFeatures, Rows]], plan: Plan, amplitude
 # ------------------------------------------------------------------ heads on networks
 
 
-def _deep(rows: Rows, extractors: Extractors, plan: Plan, task: Task) -> _Candidate:
+def _deep(rows: TrainingRows, extractors: Extractors, plan: Plan, task: Task) -> _Candidate:
     """Heads on networks, each judged by the part that neither it nor its network has seen."""
     task.say("fitting heads to what the networks make of the columns")
-    deep = [Rows(extractors.all_rows(j, rows.x), rows.y, rows.weight) for j in range(len(plan.folds))]
+    deep = [TrainingRows(extractors.all_rows(j, rows.x), rows.y, rows.weight) for j in range(len(plan.folds))]
 
     def features(j: int, scale: float) -> KernelFeatures:
         lengthscale = extractors.lengthscale(scale, deep[j].x)
-        return anchored(task.spectra[0], lengthscale, deep[j].x, plan.order, task.settings.class_anchors)
+        return features_at_first_rows(task.spectra[0], lengthscale, deep[j].x, plan.order, task.settings.class_anchors)
 
     def at(index: int) -> _Choice:
         task.clock.check()
         few = [(features(j, DEEP_SCALES[index]), deep[j]) for j in range(min(DECIDING, len(deep)))]
         return replace(_by_held_out(few, plan, DEEP_AMPLITUDES), scale=DEEP_SCALES[index])
 
-    best = climb(len(DEEP_SCALES), DEEP_SCALES.index(DEEP_START), at)
+    best = climb_to_best(len(DEEP_SCALES), DEEP_SCALES.index(DEEP_START), at)
     judged: list[tuple[Tensor, Tensor]] = []
     heads: list[tuple[int | None, SoftmaxHead]] = []
     for j, fold in enumerate(plan.folds):
@@ -270,7 +277,7 @@ def _combine(
     at = plan.judging
     own = torch.stack([c.probability.gather(1, labels[at][:, None])[:, 0] for c in candidates])
     weights = stacking_weights(own.clamp(min=FLOOR).log(), weight[at])
-    kept = worth_keeping(weights, task.settings.member_floor)
+    kept = candidates_to_keep(weights, task.settings.member_floor)
     candidates, weights = [candidates[number] for number in kept], weights[kept] / weights[kept].sum()
     left = weights @ torch.stack([c.left for c in candidates]).clamp(max=1.0)
     members = [

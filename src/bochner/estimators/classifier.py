@@ -11,7 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from bochner.estimators.base import Stationary, Training
 from bochner.estimators.classification import ClassMixture, fit_classes
-from bochner.members.features import CHUNK
+from bochner.members.features import FEATURE_CHUNK_ROWS
 from bochner.members.member import Inputs
 from bochner.members.settings import Task
 
@@ -79,7 +79,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         """Probability of each class at each row, (n, c): the weighted mean of what the members say."""
         inputs = self._inputs(X)
         (mixture,) = self.mixtures_
-        parts = [mixture.probabilities(Inputs(x, mixture.extractors)) for x in inputs.split(CHUNK)]
+        parts = [mixture.probabilities(Inputs(x, mixture.extractors)) for x in inputs.split(FEATURE_CHUNK_ROWS)]
         return torch.cat(parts).cpu().numpy()
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:

@@ -22,14 +22,14 @@ from bochner.members.heads import GaussianHead, sums_of
 from bochner.members.member import (
     Inputs,
     Member,
-    anchored,
-    climb,
-    variance_left,
-    worth_keeping,
+    candidates_to_keep,
+    climb_to_best,
+    features_at_first_rows,
+    weighted_variance_left,
 )
 from bochner.members.plan import Plan, make_plan
 from bochner.members.settings import Task
-from bochner.members.tuning import Hyperparameters, Rows, left_out, tune
+from bochner.members.tuning import Hyperparameters, TrainingRows, leave_one_out_predictions, tune
 from bochner.posteriors.closed_form import Statistics
 from bochner.predictive import normal_log_density
 from bochner.priors.spectra import Spectrum
@@ -88,7 +88,7 @@ class RegressionMixture:
 
     def left(self, inputs: Inputs) -> Tensor:
         """Share of the prior variance that the training rows leave at each row."""
-        return variance_left(self.members, inputs)
+        return weighted_variance_left(self.members, inputs)
 
     def update(self, x: Tensor, y: Tensor, weight: Tensor) -> None:
         """Takes in more rows: every head's posterior is then that of all rows so far."""
@@ -100,7 +100,7 @@ class RegressionMixture:
                 "fit again to all rows."
             )
         for member, own in zip(self.members, mapped, strict=True):
-            member.head = member.head.update(Rows(inputs.of(member.network), own, weight))
+            member.head = member.head.update(TrainingRows(inputs.of(member.network), own, weight))
 
 
 def mapped_mean(mixture: NormalMixture) -> Tensor:
@@ -131,9 +131,9 @@ class _Table:
     plan: Plan
     task: Task
 
-    def rows(self, own: TargetMap) -> Rows:
+    def rows(self, own: TargetMap) -> TrainingRows:
         """All rows with their targets on a mapped scale."""
-        return Rows(self.x, own.forward(self.y)[:, None], self.weight)
+        return TrainingRows(self.x, own.forward(self.y)[:, None], self.weight)
 
 
 def fit_regression(x: Tensor, y: Tensor, weight: Tensor, task: Task) -> RegressionMixture:
@@ -165,14 +165,14 @@ def choose_map(table: _Table) -> tuple[TargetMap, dict[TargetMap, Hyperparameter
     for own in candidates(table.y.cpu().numpy(), table.weight.cpu().numpy()):
         rows = table.rows(own)[at]
         point = _tuned(rows, task.spectra[0], task, Hyperparameters.start(task.groups), columns_move=False)
-        mean, variance = left_out(rows, task.spectra[0], task.group, point)
+        mean, variance = leave_one_out_predictions(rows, task.spectra[0], task.group, point)
         density = normal_log_density(rows.y[:, 0], mean[:, 0], variance.sqrt()) + own.log_slope(table.y[at])
         points[own], scores[own] = point, float((rows.weight * density).sum())
     return max(scores, key=lambda own: scores[own]), points
 
 
 def _tuned(
-    rows: Rows, spectrum: Spectrum, task: Task, start: Hyperparameters, *, columns_move: bool
+    rows: TrainingRows, spectrum: Spectrum, task: Task, start: Hyperparameters, *, columns_move: bool
 ) -> Hyperparameters:
     task.clock.check()
     return tune(rows, spectrum, task.group, start, task.settings, columns_move=columns_move)
@@ -212,7 +212,9 @@ def _wide(
     rows, plan, task = table.rows(own), table.plan, table.task
 
     def features(point: Hyperparameters) -> KernelFeatures:
-        return anchored(spectrum, point.lengthscale(task.group), table.x, plan.order, task.settings.wide_anchors)
+        return features_at_first_rows(
+            spectrum, point.lengthscale(task.group), table.x, plan.order, task.settings.wide_anchors
+        )
 
     whole = features(final)
     total = sums_of(whole, rows)
@@ -242,7 +244,7 @@ class _Part:
 
     features: KernelFeatures
     sums: Statistics
-    rows: Rows
+    rows: TrainingRows
 
     def judge(self, noise: float, amplitude: float) -> tuple[Tensor, Tensor, Tensor]:
         """Mean, standard deviation and variance left at its rows."""
@@ -278,7 +280,7 @@ def _deep(table: _Table, own: TargetMap, extractors: Extractors) -> _Candidate:
     table.task.say("fitting heads to what the networks make of the columns")
     deep = [extractors.all_rows(number, table.x) for number in range(len(table.plan.folds))]
     some = table.plan.order[:TRIAL_ROWS]  # with the rows that judge, which come first
-    best = climb(
+    best = climb_to_best(
         len(LENGTHSCALES),
         LENGTHSCALES.index(START),
         lambda k: _deep_at(table, own, extractors, deep, LENGTHSCALES[k], some),
@@ -306,9 +308,9 @@ def _deep_at(
     for number, fold in enumerate(plan.folds):
         task.clock.check()
         lengthscale = extractors.lengthscale(scale, deep[number])
-        phi = anchored(task.spectra[0], lengthscale, deep[number], plan.order, anchors)
-        total = sums_of(phi, Rows(deep[number][learn], rows.y[learn], rows.weight[learn]))
-        judging = Rows(deep[number][fold], rows.y[fold], rows.weight[fold])
+        phi = features_at_first_rows(task.spectra[0], lengthscale, deep[number], plan.order, anchors)
+        total = sums_of(phi, TrainingRows(deep[number][learn], rows.y[learn], rows.weight[learn]))
+        judging = TrainingRows(deep[number][fold], rows.y[fold], rows.weight[fold])
         totals.append(total)
         parts.append(_Part(phi, total - sums_of(phi, judging), judging))
     noise, amplitude = best_scales(parts)
@@ -333,7 +335,7 @@ def _combine(table: _Table, candidates: list[_Candidate], extractors: Extractors
     means, stds = torch.stack([c.mean for c in candidates]), torch.stack([c.std for c in candidates])
     judged = NormalMixture(even, means, stds, tuple(c.map for c in candidates))
     weights = stacking_weights(judged.member_log_prob(y), weight)
-    kept = worth_keeping(weights, settings.member_floor)
+    kept = candidates_to_keep(weights, settings.member_floor)
     candidates, weights = [candidates[number] for number in kept], weights[kept] / weights[kept].sum()
     judged = NormalMixture(weights, means[kept], stds[kept], tuple(c.map for c in candidates))
     # The rows come part by part; the spread leaves out rows in turn, so they are mixed again.

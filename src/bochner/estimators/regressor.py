@@ -15,7 +15,7 @@ from bochner.estimators.columns import LARGEST
 from bochner.estimators.mixture import NormalMixture
 from bochner.estimators.regression import RegressionMixture, fit_regression, mapped_mean
 from bochner.estimators.targets import as_tensor
-from bochner.members.features import CHUNK
+from bochner.members.features import FEATURE_CHUNK_ROWS
 from bochner.members.member import Inputs, Member
 from bochner.members.settings import Task
 
@@ -144,7 +144,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
         """What an answer says of every row: (n, ...) for a single target, else (n, ..., k)."""
         parts = [
             torch.stack([answer(m.predict(Inputs(x, m.extractors))) for m in self.mixtures_], -1)
-            for x in self._inputs(X).split(CHUNK)
+            for x in self._inputs(X).split(FEATURE_CHUNK_ROWS)
         ]
         found = torch.cat(parts).cpu().numpy()
         return found[..., 0] if self._one_target else found
@@ -184,7 +184,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
                 f"The y parameter must hold {len(self.mixtures_)} targets, got {targets.shape[1]} instead."
             )
         parts = []
-        for rows, own in zip(x.split(CHUNK), targets.split(CHUNK), strict=True):
+        for rows, own in zip(x.split(FEATURE_CHUNK_ROWS), targets.split(FEATURE_CHUNK_ROWS), strict=True):
             found = [m.predict(Inputs(rows, m.extractors)).log_prob(own[:, k]) for k, m in enumerate(self.mixtures_)]
             parts.append(torch.stack(found).sum(0))
         return torch.cat(parts).cpu().numpy()

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bochner.errors import unknown
+from bochner.errors import unknown_name
 
 PROTOCOLS = ("bochner", "paper")
 
@@ -58,7 +58,7 @@ def chosen(option: str, given: Sequence[Any] | None, known: Iterable[Any]) -> li
         )
     for name in names:
         if name not in known:
-            raise ValueError(unknown(option, name, [str(each) for each in known]))
+            raise ValueError(unknown_name(option, name, [str(each) for each in known]))
     return names
 
 

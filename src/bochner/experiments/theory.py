@@ -78,7 +78,7 @@ def activation_curves(_: Config) -> list[Row]:
     z = torch.linspace(-2 * math.pi, 2 * math.pi, 401, dtype=torch.float64)
     rows = []
     for name in PERIODIC:
-        variants: dict[str, Activation] = {"unit": activations.resolve(name)}
+        variants: dict[str, Activation] = {"unit": activations.resolve_activation(name)}
         if name == "triangle":
             variants["paper"] = activations.triangle(scaling="paper")
         if name == "periodic_relu":
@@ -96,10 +96,14 @@ def covariances(config: Config) -> list[Row]:
     for kernel in ("rbf", "matern52", "matern32", "exponential"):
         for name in PERIODIC:
             weight, bias = draw(
-                spectra.resolve(kernel), activations.resolve(name), config.monte_carlo, 1, generator=generator
+                spectra.resolve_spectrum(kernel),
+                activations.resolve_activation(name),
+                config.monte_carlo,
+                1,
+                generator=generator,
             )
             phase = torch.zeros(1, dtype=torch.float64) if bias is None else bias
-            sigma = activations.resolve(name)
+            sigma = activations.resolve_activation(name)
             estimate = (sigma(r @ weight.T + phase) * sigma(phase.expand(1, config.monte_carlo))).mean(1)
             exact = induced_kernel(name, kernel)(r, origin)[:, 0]
             rows.append(
@@ -170,7 +174,7 @@ def mixture_error(_: Config) -> list[Row]:
     origin = torch.zeros(1, 1, dtype=torch.float64)
     rows = []
     for kernel in ("rbf", "matern32", "exponential"):
-        first = spectra.resolve(kernel).kernel(r, origin)[:, 0]
+        first = spectra.resolve_spectrum(kernel).kernel(r, origin)[:, 0]
         for scaling in ("paper", "unit"):
             full = induced_kernel(activations.triangle(scaling=scaling), kernel)(r, origin)[:, 0]
             difference = full - first
@@ -201,7 +205,7 @@ def gram_error(config: Config) -> list[Row]:
     rows = []
     for x in inputs:
         for kernel in ("rbf", "matern32", "exponential"):
-            exact = spectra.resolve(kernel).kernel(x)
+            exact = spectra.resolve_spectrum(kernel).kernel(x)
             for activation in ("sin", "paired"):
                 for method in ("iid", "orthogonal", "sobol"):
                     rows += _error_rows(config, x, exact, kernel, activation, method)
@@ -211,7 +215,7 @@ def gram_error(config: Config) -> list[Row]:
 def _error_rows(config: Config, x: Tensor, exact: Tensor, kernel: str, activation: str, method: str) -> list[Row]:
     rows = []
     for num in config.error_widths:
-        width = num * activations.resolve(activation).outputs
+        width = num * activations.resolve_activation(activation).outputs
         errors = []
         for seed in range(config.seed, config.seed + config.error_draws):
             generator = torch.Generator().manual_seed(seed)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bochner.errors import unknown
+from bochner.errors import unknown_name
 from bochner.experiments.published import PublishedGaussian, PublishedLayer, PublishedModel
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Categorical, Gaussian
@@ -54,7 +54,7 @@ def activation(name: str, protocol: str) -> Activation:
         nu = {"local_matern52": 2.5, "local_matern32": 1.5}[name]
         local = activations.local_matern(nu)
         return {"bochner": local, "paper": replace(local, wave=MaternWave(nu, scale=1 / nu))}[protocol]
-    ours = activations.resolve(name)
+    ours = activations.resolve_activation(name)
     published = {"triangle": activations.triangle("paper"), "periodic_relu": activations.periodic_relu("paper")}
     return {"bochner": ours, "paper": published.get(name, ours)}[protocol]
 
@@ -93,7 +93,7 @@ def build(name: str, in_features: int, shape: Shape, seed: int) -> Model:
 def assemble(name: str, extractor: nn.Module, features: int, shape: Shape, seed: int) -> Model:
     """The network ``name`` on top of an extractor that gives ``features`` features, its other numbers drawn from ``seed``."""
     if name not in MODELS:
-        raise ValueError(unknown("models", name, MODELS))
+        raise ValueError(unknown_name("models", name, MODELS))
     return ASSEMBLED[shape.protocol](name, extractor, features, shape, seed)
 
 
@@ -114,7 +114,7 @@ def _ours(name: str, extractor: nn.Module, features: int, shape: Shape, seed: in
 
 def _published(name: str, extractor: nn.Module, features: int, shape: Shape, seed: int) -> Model:
     kernel, wave = MODELS[name]
-    spectrum, generator = spectra.resolve(kernel), torch.Generator().manual_seed(seed)
+    spectrum, generator = spectra.resolve_spectrum(kernel), torch.Generator().manual_seed(seed)
     if isinstance(spectrum, Matern):
         spectrum = Matern(spectrum.nu, product=True)
     start = shape.lengthscale or (0.2 if shape.classes is None and name != "relu" else 1.0)

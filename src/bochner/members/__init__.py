@@ -1,6 +1,11 @@
-"""Members: stationary heads on the columns of a table or on what a network makes of them, with their hyperparameters.
+"""Members: the single models that an estimator mixes. A member is a stationary head, on the columns or on a trained network.
 
-``settings`` holds every constant and the task, ``plan`` says which rows judge, ``features`` is a stationary prior as features,
-``tuning`` finds hyperparameters, ``heads`` are the posteriors, ``extractors`` train networks, a ``member`` is what estimators mix.
-``budget`` keeps to a given time, ``threads`` to one thread.
+- ``settings``: the constants of a fit, and its inputs (``Task``).
+- ``plan``: which rows tune hyperparameters and which rows judge members.
+- ``features``: a stationary prior as a finite set of features.
+- ``tuning``: hyperparameters of regression heads.
+- ``heads``: posteriors of heads, for regression and for classes.
+- ``extractors``: training of the networks.
+- ``member``: a head with its weight in the mixture.
+- ``budget``: fits within a given time.
 """

@@ -1,4 +1,7 @@
-"""A fit within a given time: rough ones first, which measure what a better one costs, until the next would not be ready in time."""
+"""A fit within a given time.
+
+Rough fits come first. Their times tell what a better fit would cost. The last one that is ready in time is used.
+"""
 
 import math
 import time
@@ -6,26 +9,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-FIRST_EFFORT = 0.01  # share of the full work of the first fit, which says what work costs here
-SPENT = 0.7  # share of the time left that the next fit may cost, as far as the last one tells
-WORTHWHILE = 1.5  # factor by which its effort must exceed the last one's to be made
-MOST_GROWTH = 8.0  # of the effort from one fit to the next: one that is not ready in time is time lost
-POWER = 0.5  # of the effort with which time is assumed to grow, until two fits tell
-POWERS = (0.3, 1.0)  # within which they may tell
+FIRST_EFFORT = 0.01  # share of the full work that the first fit makes
+MAX_TIME_SHARE = 0.7  # share of the time left that the next fit may be expected to take
+MIN_EFFORT_GROWTH = 1.5  # factor on the effort below which another fit is not worth its time
+MAX_EFFORT_GROWTH = (
+    8.0  # largest factor on the effort from one fit to the next; a fit that is not ready in time is lost
+)
+INITIAL_TIME_EXPONENT = 0.5  # time is assumed to grow as effort to this power, until two fits have been timed
+TIME_EXPONENT_RANGE = (0.3, 1.0)  # limits of the exponent that two fits give
 
 Result = TypeVar("Result")
 
 
-class OutOfTime(Exception):  # it is no error
-    """The time is over; what has been reached so far is used."""
+class OutOfTime(Exception):  # not called an error: the caller uses the fit before
+    """Raised inside a fit when its time is over."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """When a fit must be ready.
+    """The deadline of a fit.
 
     Attributes:
-        deadline: On the clock of ``time.perf_counter``.
+        deadline: Time at which the fit must be ready, on the clock of ``time.perf_counter``.
     """
 
     deadline: float = math.inf
@@ -36,19 +41,19 @@ class Clock:
             raise OutOfTime
 
 
-def spend(seconds: float, attempt: Callable[[float, Clock], Result], say: Callable[[str], None]) -> Result:
-    """The result of the greatest effort that is ready in time.
+def fit_within_budget(seconds: float, attempt: Callable[[float, Clock], Result], say: Callable[[str], None]) -> Result:
+    """Fits with more and more effort, and returns the last result that is ready in time.
 
     The first attempt is always finished: it takes about a second.
 
     Args:
-        seconds: The time there is.
-        attempt: Makes a result with an effort of up to 1, and stops when its clock says so.
-        say: Tells the user.
+        seconds: Time that all attempts together may take.
+        attempt: Makes a result with an effort of up to 1; raises OutOfTime when its clock is past the deadline.
+        say: Shows a line to the user.
     """
     deadline = time.perf_counter() + seconds
-    effort, power, clock, best = FIRST_EFFORT, POWER, Clock(), None
-    before = None
+    effort, exponent, clock, best = FIRST_EFFORT, INITIAL_TIME_EXPONENT, Clock(), None
+    previous = None  # effort and time of the last attempt
     while True:
         start = time.perf_counter()
         try:
@@ -59,11 +64,11 @@ def spend(seconds: float, attempt: Callable[[float, Clock], Result], say: Callab
             return best
         took, left = time.perf_counter() - start, deadline - time.perf_counter()
         say(f"a fit with {100 * effort:.0f} % of the full effort took {took:.1f} s; {max(left, 0):.1f} s are left")
-        if before is not None:
-            power = math.log(took / before[1]) / math.log(effort / before[0])
-            power = min(max(power, POWERS[0]), POWERS[1])
-        before = effort, took
-        growth = min(MOST_GROWTH, max(0.0, SPENT * left / took) ** (1 / power))
-        if effort == 1 or (growth < WORTHWHILE and growth * effort < 1):
+        if previous is not None:
+            exponent = math.log(took / previous[1]) / math.log(effort / previous[0])
+            exponent = min(max(exponent, TIME_EXPONENT_RANGE[0]), TIME_EXPONENT_RANGE[1])
+        previous = effort, took
+        growth = min(MAX_EFFORT_GROWTH, max(0.0, MAX_TIME_SHARE * left / took) ** (1 / exponent))
+        if effort == 1 or (growth < MIN_EFFORT_GROWTH and growth * effort < 1):
             return best
         effort, clock = min(1.0, growth * effort), Clock(deadline)

@@ -16,7 +16,7 @@ from bochner.layers import StationaryLayer
 from bochner.likelihoods import Categorical, Gaussian
 from bochner.members.plan import Plan
 from bochner.members.settings import Settings, Task
-from bochner.members.tuning import Rows
+from bochner.members.tuning import TrainingRows
 from bochner.models import Model
 from bochner.networks import Intervals, mlp
 from bochner.training.map import Recipe, fit_map, half_cosine
@@ -102,7 +102,7 @@ def recipe_for(rows: int, settings: Settings) -> Recipe:
     return Recipe(epochs, batch, light_adam, settings.network_rate, schedule=half_cosine)
 
 
-def train_extractors(task: Task, rows: Rows, target: Tensor, plan: Plan, outputs: int) -> Extractors | None:
+def train_extractors(task: Task, rows: TrainingRows, target: Tensor, plan: Plan, outputs: int) -> Extractors | None:
     """A network for each part of the rows, trained on all rows but these; all together.
 
     Args:
@@ -201,7 +201,7 @@ def _suited(outputs: Tensor, truth: Tensor) -> Tensor:
     return tried[tried.mean(1).argmax()]
 
 
-def _rows_to_learn(rows: Rows, plan: Plan, seed: int) -> Tensor:
+def _rows_to_learn(rows: TrainingRows, plan: Plan, seed: int) -> Tensor:
     """Which rows each network learns from, (networks, m): as many for all, none of its own part.
 
     Rows of unequal weight are drawn in proportion to it: the engine knows no weights.

@@ -1,4 +1,4 @@
-r"""A stationary prior as features: what a head of infinite width sees of a row.
+r"""A stationary prior of infinite width as a finite set of features.
 
 A layer of stationary units and an output layer with weights N(0, a²/K) is, at infinite width, a Gaussian process with covariance
 $a^2\kappa(x - x')$. Conditioned on its values at *anchors* $z_1, \dots, z_M$ it is a linear model with M features,
@@ -7,9 +7,9 @@ $$ f(x) = \phi(x)^\top w + r(x), \quad \phi(x) = L^{-1}\kappa(Z, x), \quad LL^\t
 
 $w \sim \mathrm{N}(0, a^2 I)$,
 
-and a rest $r$ of variance $a^2(1 - \lVert\phi(x)\rVert^2)$, which is none at the anchors and all of it far from them. Where every
-row is an anchor nothing is lost: this is the process itself. Otherwise the rest is left out of what rows teach about w, and added
-to the variance of every prediction (the 'deterministic training conditional' of Quiñonero-Candela and Rasmussen, 2005).
+and a rest $r$ of variance $a^2(1 - \lVert\phi(x)\rVert^2)$. The rest is zero at the anchors, and has the whole prior variance far
+from them. Where every row is an anchor the features are exact. Otherwise the rest is ignored when w is fitted, and its variance is
+added to every prediction (the 'deterministic training conditional' of Quiñonero-Candela and Rasmussen, 2005).
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ from torch import Tensor
 from bochner.priors.spectra import Spectrum, euclidean
 from bochner.training.threads import one_thread
 
-JITTER = 1e-8  # of the prior variance 1: keeps κ(Z, Z) positive definite where anchors lie close together
-CHUNK = 4096  # rows whose features are computed at a time
+JITTER = 1e-8  # added to the prior variance of 1: keeps κ(Z, Z) positive definite where anchors lie close together
+FEATURE_CHUNK_ROWS = 4096  # rows whose features are computed at a time
 
 
 def squared_distances(x: Tensor, z: Tensor) -> Tensor:
@@ -30,18 +30,19 @@ def squared_distances(x: Tensor, z: Tensor) -> Tensor:
 
 
 def correlation(spectrum: Spectrum, x: Tensor, z: Tensor) -> Tensor:
-    """κ of all pairs of rows that are divided by the lengthscale already."""
+    """Kernel κ of all pairs of rows, which must be divided by the lengthscale already."""
     return spectrum.correlation(squared_distances(x, z).sqrt())
 
 
 @dataclass
 class KernelFeatures:
-    """The features φ of a stationary prior at given anchors.
+    """The map from rows to features φ(x) of a stationary prior, for given anchors.
 
     Attributes:
         spectrum: The kernel's spectral density.
-        lengthscale: What inputs are divided by, (d,).
-        anchors: Rows that nearness is measured to, (M, d), divided by the lengthscale.
+        lengthscale: Lengthscale of each input, (d,).
+        anchors: The anchors z, (M, d), divided by the lengthscale.
+        factor: Lower Cholesky factor L of κ(Z, Z).
     """
 
     spectrum: Spectrum
@@ -50,7 +51,7 @@ class KernelFeatures:
     factor: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        with one_thread():  # the same bits wherever it is made
+        with one_thread():  # the same bits on every machine
             # Exact distances: those by matrix products are off by more than the jitter where rows lie very far apart.
             matrix = self.spectrum.correlation(euclidean(self.anchors, self.anchors))
             matrix.diagonal().add_(JITTER)
@@ -58,7 +59,7 @@ class KernelFeatures:
 
     @classmethod
     def at(cls, spectrum: Spectrum, lengthscale: Tensor, x: Tensor) -> "KernelFeatures":
-        """Anchors at the given rows."""
+        """Features with anchors at the rows of x, (M, d), not yet divided by the lengthscale."""
         return cls(spectrum, lengthscale, x / lengthscale)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from bochner.members.features import CHUNK, KernelFeatures
-from bochner.members.tuning import Rows
+from bochner.members.features import FEATURE_CHUNK_ROWS, KernelFeatures
+from bochner.members.tuning import TrainingRows
 from bochner.posteriors.closed_form import Statistics
 from bochner.posteriors.closed_form_classifier import FeatureRows
 from bochner.training.threads import ONE_THREAD_ROWS, one_thread
@@ -32,12 +32,12 @@ from bochner.training.threads import ONE_THREAD_ROWS, one_thread
 CURVATURE = 0.25  # largest second derivative of log(1 + exp f)
 
 
-def sums_of(features: KernelFeatures, rows: Rows) -> Statistics:
+def sums_of(features: KernelFeatures, rows: TrainingRows) -> Statistics:
     """Φ'ΩΦ, Φ'Ωy, y'Ωy and the total weight: all that regression keeps of the rows; a piece of them at a time."""
     size = len(features.anchors)
     gram = torch.zeros(size, size, dtype=torch.float64, device=rows.x.device)
     projection = torch.zeros(size, rows.y.shape[1], dtype=torch.float64, device=rows.x.device)
-    for x, y, weight in zip(*(t.split(CHUNK) for t in (rows.x, rows.y, rows.weight)), strict=True):
+    for x, y, weight in zip(*(t.split(FEATURE_CHUNK_ROWS) for t in (rows.x, rows.y, rows.weight)), strict=True):
         phi = features(x)
         weighted = phi * weight[:, None]
         gram.addmm_(phi.mT, weighted)
@@ -71,7 +71,7 @@ class GaussianHead:
             self.factor = torch.linalg.cholesky(precision)
             self.mean = torch.cholesky_solve(self.sums.projection / self.noise**2, self.factor)
 
-    def update(self, rows: Rows) -> "GaussianHead":
+    def update(self, rows: TrainingRows) -> "GaussianHead":
         """The posterior after more rows: exactly that of all rows so far, given the anchors."""
         return GaussianHead(self.features, self.sums + sums_of(self.features, rows), self.amplitude, self.noise)
 
@@ -152,7 +152,9 @@ class SoftmaxHead:
         self.weights = self.weights.contiguous()
 
     @classmethod
-    def fit(cls, features: KernelFeatures, rows: Rows, amplitude: float, start: Tensor | None = None) -> "SoftmaxHead":
+    def fit(
+        cls, features: KernelFeatures, rows: TrainingRows, amplitude: float, start: Tensor | None = None
+    ) -> "SoftmaxHead":
         """The head that makes the rows and the weights most probable together.
 
         Args:
@@ -165,12 +167,12 @@ class SoftmaxHead:
 
     @classmethod
     def along(
-        cls, features: KernelFeatures, rows: Rows, amplitudes: Iterable[float], start: Tensor | None = None
+        cls, features: KernelFeatures, rows: TrainingRows, amplitudes: Iterable[float], start: Tensor | None = None
     ) -> "Iterator[SoftmaxHead]":
         """Heads for several amplitudes, each mode sought from the one before."""
-        pieces = FeatureRows(features, rows.x.split(CHUNK))
+        pieces = FeatureRows(features, rows.x.split(FEATURE_CHUNK_ROWS))
         gram = torch.zeros(len(features.anchors), len(features.anchors), dtype=torch.float64, device=rows.x.device)
-        for phi, weight in zip(pieces, rows.weight.split(CHUNK), strict=True):
+        for phi, weight in zip(pieces, rows.weight.split(FEATURE_CHUNK_ROWS), strict=True):
             gram.addmm_(phi.mT, phi * weight[:, None])
         for amplitude in amplitudes:
             start = find_mode(pieces, rows, gram, amplitude, start)
@@ -206,7 +208,9 @@ def _bound(gram: Tensor, amplitude: float) -> Tensor:
     return torch.linalg.cholesky(bound)
 
 
-def find_mode(pieces: Iterable[Tensor], rows: Rows, gram: Tensor, amplitude: float, start: Tensor | None) -> Tensor:
+def find_mode(
+    pieces: Iterable[Tensor], rows: TrainingRows, gram: Tensor, amplitude: float, start: Tensor | None
+) -> Tensor:
     """Most probable weights, by L-BFGS in coordinates in which the curvature is at most about one."""
     factor = _bound(gram, amplitude)
     shape = (len(gram), rows.y.shape[1])
@@ -232,7 +236,7 @@ def find_mode(pieces: Iterable[Tensor], rows: Rows, gram: Tensor, amplitude: flo
     return torch.linalg.solve_triangular(factor.mT, v, upper=True)
 
 
-def left_out_latent(phi: Tensor, rows: Rows, weights: Tensor, amplitude: float) -> Tensor:
+def left_out_latent(phi: Tensor, rows: TrainingRows, weights: Tensor, amplitude: float) -> Tensor:
     r"""The latent functions at every row as if it had not been learnt from, (n, 1) or (n, c).
 
     One Newton step away from the mode: $f_{-i} = f_i - V_i\, g_i$, with the gradient $g_i$ of the row's log likelihood, its

@@ -1,26 +1,28 @@
-"""Members: heads, what they stand on and what they count for; for regression and classes alike."""
+"""Members of a mixture, and steps of a fit that regression and classes share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from bochner.members.extractors import Extractors
 from bochner.members.features import KernelFeatures
 from bochner.priors.spectra import Spectrum
+
+if TYPE_CHECKING:
+    from bochner.members.extractors import Extractors
 
 
 @dataclass
 class Member:
-    """A head, what it stands on and what it counts for.
+    """A head, its inputs and its weight in the mixture.
 
     Attributes:
         weight: Its share of the prediction.
         head: A GaussianHead or a SoftmaxHead.
-        network: Number of the network whose features it stands on; None for the columns themselves.
-        map: For regression, the map of the target that it predicts.
+        network: Number of the network whose outputs are its inputs; None where its inputs are the columns.
+        map: For regression, the TargetMap on whose scale it predicts; None for classes.
     """
 
     weight: float
@@ -30,14 +32,14 @@ class Member:
 
 
 class Inputs:
-    """The inputs of a piece of rows, and what each network makes of them, computed when first asked for."""
+    """Rows as inputs of any member: the columns, and the outputs of each network, computed when first needed."""
 
-    def __init__(self, x: Tensor, extractors: Extractors | None) -> None:
+    def __init__(self, x: Tensor, extractors: "Extractors | None") -> None:
         self.x, self.extractors = x, extractors
         self.deep: dict[int, Tensor] = {}
 
     def of(self, network: int | None) -> Tensor:
-        """What a member stands on."""
+        """Inputs of a member on this network, or on the columns."""
         if network is None:
             return self.x
         if network not in self.deep:
@@ -46,21 +48,23 @@ class Inputs:
         return self.deep[network]
 
 
-def variance_left(members: Sequence[Member], inputs: Inputs) -> Tensor:
-    """Share of the prior variance that the training rows leave at each row, weighed over members: from 0 to 1."""
+def weighted_variance_left(members: Sequence[Member], inputs: Inputs) -> Tensor:
+    """Share of the prior variance that the training rows leave at each row, from 0 to 1: the members' weighted mean."""
     total = torch.zeros(len(inputs.x), dtype=torch.float64, device=inputs.x.device)
     for member in members:
         total += member.weight * member.head.variance_left(inputs.of(member.network)).clamp(max=1.0)
     return total.clamp(max=1.0)
 
 
-def anchored(spectrum: Spectrum, lengthscale: Tensor, x: Tensor, order: Tensor, most: int) -> KernelFeatures:
-    """Features with anchors at the first rows of a random order."""
+def features_at_first_rows(
+    spectrum: Spectrum, lengthscale: Tensor, x: Tensor, order: Tensor, most: int
+) -> KernelFeatures:
+    """Features with anchors at the first ``most`` rows of a random order."""
     return KernelFeatures.at(spectrum, lengthscale, x[order[:most]])
 
 
 class Scored(Protocol):
-    """Anything with a score."""
+    """Anything that has a score."""
 
     @property
     def score(self) -> float:
@@ -71,31 +75,37 @@ class Scored(Protocol):
 Choice = TypeVar("Choice", bound=Scored)
 
 
-def climb(size: int, start: int, evaluate: Callable[[int], Choice]) -> Choice:
-    """The best of a row of choices, from ``start`` in the direction in which the score rises, until it does not."""
-    found: dict[int, Choice] = {}
+def climb_to_best(size: int, start: int, evaluate: Callable[[int], Choice]) -> Choice:
+    """Hill climbing over choices 0 to size − 1: steps to the better neighbour until neither has a higher score.
+
+    Args:
+        size: Number of choices.
+        start: Choice to begin with.
+        evaluate: Makes a choice; called at most once for each.
+    """
+    evaluated: dict[int, Choice] = {}
 
     def at(index: int) -> Choice:
-        if index not in found:
-            found[index] = evaluate(index)
-        return found[index]
+        if index not in evaluated:
+            evaluated[index] = evaluate(index)
+        return evaluated[index]
 
-    here = start
+    current = start
     while True:
-        near = [index for index in (here, here - 1, here + 1) if 0 <= index < size]
-        best = max(near, key=lambda index: at(index).score)
-        if best == here:
-            return found[here]
-        here = best
+        neighbours = [index for index in (current, current - 1, current + 1) if 0 <= index < size]
+        best = max(neighbours, key=lambda index: at(index).score)
+        if best == current:
+            return evaluated[current]
+        current = best
 
 
-def worth_keeping(weights: Tensor, floor: float) -> list[int]:
-    """Which candidates stay: the first, which promises least and so is the safest, and those that count for something."""
+def candidates_to_keep(weights: Tensor, floor: float) -> list[int]:
+    """Numbers of the candidates whose weight is at least ``floor``; the first and simplest one always stays."""
     return [number for number, share in enumerate(weights.tolist()) if number == 0 or share >= floor]
 
 
-def describe(members: Sequence[Member]) -> str:
-    """How many members stand on the columns and how many on networks, and what they count for."""
+def describe_members(members: Sequence[Member]) -> str:
+    """Text such as '3 on the columns (0.60), 5 on networks (0.40)': number and total weight of each kind of member."""
     kinds = {"the columns": [m.weight for m in members if m.network is None]}
     kinds["networks"] = [m.weight for m in members if m.network is not None]
     return ", ".join(f"{len(weights)} on {kind} ({sum(weights):.2f})" for kind, weights in kinds.items() if weights)

@@ -1,4 +1,4 @@
-"""Which rows judge and which tune: every row that judges a member is one that it has not learnt from."""
+"""The plan of a fit: which rows tune hyperparameters, and which rows judge members that have not learnt from them."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from bochner.members.settings import Settings
 
 @dataclass(frozen=True)
 class Plan:
-    """How rows are used.
+    """Numbers of the rows for each step of a fit. A 'part' is a cross-validation fold.
 
     Attributes:
         order: All rows in random order; classes are spread evenly over it.
-        folds: Rows that judge, in parts. Part j is predicted by what has learnt from all rows but these.
+        folds: Rows that judge, in parts. Part j is predicted by members that have not learnt from it.
         tuning: Rows that hyperparameters are tuned on.
         apart: Whether none of the tuning rows judges. Otherwise tuning is repeated without each part.
     """
@@ -30,22 +30,22 @@ class Plan:
         return torch.cat(self.folds)
 
     def to(self, device: torch.device) -> "Plan":
-        """The same with its row numbers on a device."""
+        """The same plan with its row numbers on a device."""
         folds = tuple(fold.to(device) for fold in self.folds)
         return Plan(self.order.to(device), folds, self.tuning.to(device), self.apart)
 
     def others(self, fold: int, most: int | None = None) -> Tensor:
-        """Rows that are not in a part, in random order; at most so many, those that do not judge first."""
+        """Rows outside a part, in random order; with ``most`` only so many, and first those that judge nothing."""
         outside = self.order[~torch.isin(self.order, self.folds[fold])]
         return outside if most is None else outside.flip(0)[:most]
 
     def tuning_without(self, fold: int, settings: Settings) -> Tensor:
-        """Rows to tune on where part ``fold`` judges."""
+        """Rows to tune on where part ``fold`` judges: none of them is in that part."""
         return self.tuning if self.apart else self.others(fold)[: settings.tuning_rows]
 
 
 def make_plan(rows: int, labels: Tensor | None, settings: Settings, generator: torch.Generator) -> Plan:
-    """A plan for so many rows; with labels, every part has its share of every class where there are rows enough."""
+    """Draws a plan for a number of rows. With labels, every part gets its share of every class, where rows suffice."""
     order = torch.randperm(rows, generator=generator)
     if labels is not None:
         order = order[_spread_classes(labels.cpu()[order])]
@@ -61,6 +61,6 @@ def _spread_classes(labels: Tensor) -> Tensor:
     """An order in which the rows of every class lie at even distances."""
     place = torch.empty(len(labels), dtype=torch.float64)
     for label in labels.unique():
-        own = torch.nonzero(labels == label)[:, 0]
-        place[own] = (torch.arange(len(own), dtype=torch.float64) + 0.5) / len(own)
+        class_rows = torch.nonzero(labels == label)[:, 0]
+        place[class_rows] = (torch.arange(len(class_rows), dtype=torch.float64) + 0.5) / len(class_rows)
     return place.argsort(stable=True)

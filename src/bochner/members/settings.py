@@ -1,13 +1,20 @@
-"""What a fit is told: the constants, each with its reason, and the task. An ablation is ``replace(Settings(), folds=3)``."""
+"""Constants and inputs of a fit: ``Settings``, each constant with its reason, and ``Task``.
+
+An ablation is ``replace(Settings(), folds=3)``. 'Rows that judge' are rows that a member has not learnt from: their log density
+under the member decides its weight.
+"""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from bochner.members.budget import Clock
-from bochner.priors.spectra import Spectrum
+
+if TYPE_CHECKING:
+    from bochner.priors.spectra import Spectrum
 
 
 @dataclass(frozen=True)
@@ -18,28 +25,28 @@ class Settings:
     test folds.
 
     Attributes:
-        folds: Parts of the rows. Each is predicted by members that have not learnt from it, and so judges them; a network is
-            trained without each part. Five is customary.
-        folds_large: The same for tables of more than ``large_rows`` rows, where more networks pay.
-        large_rows: From here on lengthscales are tuned once, on rows that do not judge, and networks train on all cores.
-        judging_rows: Most rows that judge. Weights and spreads of a few members do not get better with more.
-        tuning_rows: Most rows that lengthscales are tuned on: a step costs their number cubed, 5 ms for 300 on one core.
-        tuning_steps: Most steps of L-BFGS; it converges in 20 to 40.
-        wide_anchors: Most anchors of a head on the columns. Up to here the head is the exact Gaussian process of its prior.
-        deep_numbers: Numbers in the Gram matrices of all heads on networks together: what bounds the size of a saved model.
-        class_anchors: Most anchors of a head on a network for classes, whose modes are sought by many passes over the features.
-        column_spread: Prior standard deviation of a column's log lengthscale about their common value; a factor of e.
-        network_rows: From how many rows on networks are trained. With fewer they did not pay for their seconds on any table.
+        folds: Number of parts (cross-validation folds) of the rows. Members that have not learnt from a part are judged by it. One
+            network is trained without each part. Five is customary.
+        folds_large: The same for tables of more than ``large_rows`` rows, where more networks are worth their time.
+        large_rows: Above this many rows there are ``folds_large`` parts, and a fit uses all cores.
+        judging_rows: Largest number of rows that judge. More of them do not improve the weights and spreads of a few members.
+        tuning_rows: Largest number of rows that lengthscales are tuned on. A step costs their number cubed: 5 ms for 300 on a core.
+        tuning_steps: Largest number of steps of L-BFGS, which converges in 20 to 40.
+        wide_anchors: Largest number of anchors of a head on the columns. With up to this many rows the head is exact.
+        deep_numbers: Largest number of entries in the Gram matrices of all heads on networks: it bounds the size of a model file.
+        class_anchors: Largest number of anchors of a class head on a network. Its mode takes many passes over the features.
+        column_spread: Prior standard deviation of a column's log lengthscale around the common one; 1 is a factor of e.
+        network_rows: Smallest number of rows for which networks are trained. With fewer they improved no table.
         network_width: Units of the periodic layer that a network is trained with.
-        least_steps: Fewest steps of training.
-        most_steps: Most steps of a round of training: what bounds the time.
-        most_rounds: Most rounds, for tables of more than ``many_rows`` rows, as long as rows not learnt from get more probable.
-        many_rows: From here on a round shows a network each row fewer than twenty times.
-        head_rows: Most rows that a head for classes learns from: its few hundred weights do not need more.
-        network_rate: Learning rate of Adam, which falls to zero along half a cosine.
-        intervals: Most intervals of a column that networks see beside its value.
-        all_intervals: Most intervals of all columns.
-        member_floor: A member that counts for less is left out: it costs time and room.
+        least_steps: Smallest number of training steps in a round.
+        most_steps: Largest number of training steps in a round: it bounds the time.
+        most_rounds: Largest number of rounds for tables of more than ``many_rows`` rows. Training stops when a round does not help.
+        many_rows: Above this many rows a round shows each row to a network fewer than twenty times, so there may be more rounds.
+        head_rows: Largest number of rows that a class head learns from: its few hundred weights do not need more.
+        network_rate: First learning rate of Adam; it falls to zero along half a cosine.
+        intervals: Largest number of intervals of a column that networks see beside its value.
+        all_intervals: Largest number of intervals of all columns together.
+        member_floor: Smallest weight of a member. A lighter one is dropped, for it costs time and space.
         unseen_rows: A category that was never seen is as far from the others as one seen in this many rows would be.
     """
 
@@ -67,19 +74,19 @@ class Settings:
     unseen_rows: float = 0.5
 
     def folds_for(self, rows: int) -> int:
-        """Parts of so many rows."""
+        """Number of parts for this many rows."""
         return min(rows, self.folds_large if rows > self.large_rows else self.folds)
 
     def steps_for(self, rows: int) -> int:
-        """Steps of a round of training on so many rows: below 1,000 they grow as the square of the rows."""
+        """Training steps of a round on this many rows: up to about 1,000 rows they grow as the rows squared."""
         return int(min(self.most_steps, max(self.least_steps, rows**2 / 800)))
 
     def rounds_for(self, rows: int) -> int:
-        """Most rounds of training."""
+        """Largest number of rounds of training on this many rows."""
         return self.most_rounds if rows > self.many_rows else 1
 
     def lighter(self, effort: float, rows: int) -> "Settings":
-        """Settings for so many rows that make about a share ``effort`` of the full work."""
+        """Settings that take about a share ``effort`` of the full work on this many rows."""
         if effort >= 1:
             return self
         size = effort ** (1 / 3)  # matrices cost the cube of their size
@@ -99,33 +106,33 @@ class Settings:
         )
 
     def rows_for(self, effort: float, rows: int) -> int:
-        """How many of the rows a fit with that effort learns from."""
+        """Number of rows that a fit with this effort learns from."""
         return min(rows, max(1000, int(effort * rows)))
 
     def deep_anchors(self, networks: int) -> int:
-        """Most anchors of a regression head on each of so many networks."""
+        """Largest number of anchors of each regression head where there are this many networks."""
         return int(math.sqrt(self.deep_numbers / networks))
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a fit starts from, beside the rows.
+    """Inputs of a fit beside the rows.
 
     Attributes:
-        group: Number of the column that each input belongs to.
-        plain: How many inputs there are before those that say 'never seen'.
-        spectra: The kernels.
-        hidden: Widths of the networks' hidden layers; none for no networks.
+        group: Number of the column that each input belongs to, (inputs,).
+        plain: Number of inputs before those that say 'never seen'.
+        spectra: Spectral densities of the kernels.
+        hidden: Widths of the networks' hidden layers; empty for no networks.
         settings: The constants.
         seed: Seed of every draw.
-        say: Tells the user.
+        say: Shows a line to the user.
         progress: Whether to show the epochs of training.
-        clock: When it must be ready.
+        clock: The deadline.
     """
 
     group: Tensor
     plain: int
-    spectra: tuple[Spectrum, ...]
+    spectra: "tuple[Spectrum, ...]"
     hidden: tuple[int, ...]
     settings: Settings
     seed: int
@@ -139,5 +146,5 @@ class Task:
         return int(self.group.max()) + 1
 
     def trains_networks(self, rows: int) -> bool:
-        """Whether networks are trained on so many rows."""
+        """Whether networks are trained on this many rows."""
         return bool(self.hidden) and rows >= self.settings.network_rows

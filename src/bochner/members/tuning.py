@@ -1,14 +1,17 @@
-r"""Lengthscales, amplitude and noise of a regression head: the most probable ones given the rows, by L-BFGS.
+r"""Tuning of a regression head: the most probable lengthscales, amplitude and noise given the rows, by L-BFGS.
 
 $$ \log p(y \mid \theta) + \log p(\theta), \qquad y \sim \mathrm{N}(0,\, a^2\kappa_\ell(X, X) + s^2 W^{-1}) $$
 
-A row of weight w counts as w equal rows. Everything is in units in which columns and target have standard deviation 1. The prior
-holds the logarithms: of the lengthscale that columns share around $\sqrt d$, of each column's around that (``column_spread``), of
-the amplitude around 1 and of the noise around 0.3. It is the same at every size; rows outvote it where there are enough.
+A row of weight w counts as w equal rows. Columns and target have standard deviation 1. The prior p(θ) is normal in logarithms. It
+is centred at about $\sqrt d$ for the lengthscale that columns share, at that for each column (``column_spread``), at 1 for the
+amplitude and at 0.3 for the noise. It does not depend on the number of rows.
+
+No row is held out here: the evidence p(y | θ) is that of the rows which the head then learns from.
 """
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,18 +19,23 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from bochner.members.features import JITTER, squared_distances
-from bochner.members.settings import Settings
-from bochner.priors.spectra import Spectrum
 from bochner.training.threads import one_thread
 
-NOISE_CENTRE, WIDE_PRIOR, UNIT_PRIOR = math.log(0.3), 1.5, 1.0  # of logarithms: where it lies, standard deviations
+if TYPE_CHECKING:
+    from bochner.members.settings import Settings
+    from bochner.priors.spectra import Spectrum
+
+LOG_NOISE_PRIOR_MEAN = math.log(0.3)  # prior mean of the log noise, in log standard deviations of the target
+LOG_NOISE_PRIOR_STD = 1.5  # prior standard deviation of the log noise
+LOG_LENGTHSCALE_PRIOR_STD = 1.5  # prior standard deviation of the common log lengthscale
+LOG_AMPLITUDE_PRIOR_STD = 1.0  # prior standard deviation of the log amplitude, around 0
 LOG_BOUNDS = {"common": (-3.0, 6.0), "column": (-5.0, 6.0), "amplitude": (-3.0, 4.0), "noise": (-5.5, 1.5)}
-CONVERGED = 0.2  # nats that three steps must gain to go on: less does not change a prediction
+MIN_GAIN_OF_THREE_STEPS = 0.2  # nats; tuning stops below it: smaller gains do not change a prediction
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows to learn from, in standardised units.
+class TrainingRows:
+    """Rows to learn from or to judge with, in standardised units.
 
     Attributes:
         x: Inputs, (n, d).
@@ -42,13 +50,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, index: Tensor) -> "Rows":
-        return Rows(self.x[index], self.y[index], self.weight[index])
+    def __getitem__(self, index: Tensor) -> "TrainingRows":
+        return TrainingRows(self.x[index], self.y[index], self.weight[index])
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """What is tuned.
+    """Hyperparameters of a regression head, as logarithms.
 
     Attributes:
         common: Log of the lengthscale that columns share.
@@ -60,21 +68,21 @@ class Hyperparameters:
     common: float
     columns: np.ndarray
     log_amplitude: float = 0.0
-    log_noise: float = NOISE_CENTRE
+    log_noise: float = LOG_NOISE_PRIOR_MEAN
 
     @classmethod
     def start(cls, groups: int) -> "Hyperparameters":
-        """The middle of the prior."""
-        return cls(_middle(groups), np.zeros(groups))
+        """The prior mean: where tuning begins."""
+        return cls(_common_prior_mean(groups), np.zeros(groups))
 
     @classmethod
     def from_vector(cls, vector: np.ndarray) -> "Hyperparameters":
-        """From (common, columns, amplitude, noise)."""
+        """From the vector (common, columns, log amplitude, log noise)."""
         return cls(float(vector[0]), vector[1:-2].copy(), float(vector[-2]), float(vector[-1]))
 
     @property
     def vector(self) -> np.ndarray:
-        """(common, columns, amplitude, noise)."""
+        """The vector (common, columns, log amplitude, log noise)."""
         return np.concatenate([[self.common], self.columns, [self.log_amplitude, self.log_noise]])
 
     def lengthscale(self, group: Tensor) -> Tensor:
@@ -93,12 +101,14 @@ class Hyperparameters:
         return math.exp(self.log_noise)
 
 
-def _middle(groups: int) -> float:
-    """Centre of the common log lengthscale: typical distances of standardised rows grow as the root of their columns."""
+def _common_prior_mean(groups: int) -> float:
+    """Prior mean of the common log lengthscale: distances of standardised rows grow as the root of the number of columns."""
     return 0.5 * math.log(groups) + 0.3
 
 
-def log_evidence(rows: Rows, spectrum: Spectrum, group: Tensor, theta: np.ndarray) -> tuple[float, np.ndarray]:
+def log_evidence(
+    rows: TrainingRows, spectrum: "Spectrum", group: Tensor, theta: np.ndarray
+) -> tuple[float, np.ndarray]:
     """Log marginal likelihood of the rows, and its gradient in (common, columns, log amplitude, log noise).
 
     Returns minus infinity where the covariance is not positive definite in floating point.
@@ -122,7 +132,7 @@ def log_evidence(rows: Rows, spectrum: Spectrum, group: Tensor, theta: np.ndarra
         value = value - 0.5 * outputs * ((total - len(rows)) * math.log(nugget) + rows.weight.log().sum())
         value = float(value) - 0.5 * outputs * total * math.log(2 * math.pi)
         gradient = solved @ solved.mT - outputs * torch.cholesky_inverse(factor)  # of the value in the matrix, doubled
-    # A scalar: torch loads its symbolic algebra, a second's work, where it is given a gradient of another shape.
+    # The gradient of a scalar: for another shape torch would load its symbolic algebra, which takes a second.
     (slope,) = torch.autograd.grad((kernel * (gradient * signal)).sum(), distance)
     slope = slope.detach().fill_diagonal_(0.0)
     kernel = kernel.detach()
@@ -138,24 +148,32 @@ def log_evidence(rows: Rows, spectrum: Spectrum, group: Tensor, theta: np.ndarra
 def _log_prior(theta: np.ndarray, spread: float) -> tuple[float, np.ndarray]:
     """Log prior of the vector up to a constant, and its gradient."""
     groups = len(theta) - 3
-    centre = np.concatenate([[_middle(groups)], np.zeros(groups), [0.0, NOISE_CENTRE]])
-    scale = np.concatenate([[WIDE_PRIOR], np.full(groups, spread), [UNIT_PRIOR, WIDE_PRIOR]])
+    centre = np.concatenate([[_common_prior_mean(groups)], np.zeros(groups), [0.0, LOG_NOISE_PRIOR_MEAN]])
+    scale = np.concatenate(
+        [[LOG_LENGTHSCALE_PRIOR_STD], np.full(groups, spread), [LOG_AMPLITUDE_PRIOR_STD, LOG_NOISE_PRIOR_STD]]
+    )
     z = (theta - centre) / scale
     return -0.5 * float(z @ z), -z / scale
 
 
 def tune(
-    rows: Rows, spectrum: Spectrum, group: Tensor, start: Hyperparameters, settings: Settings, *, columns_move: bool
+    rows: TrainingRows,
+    spectrum: "Spectrum",
+    group: Tensor,
+    start: Hyperparameters,
+    settings: "Settings",
+    *,
+    columns_move: bool,
 ) -> Hyperparameters:
-    """The most probable hyperparameters.
+    """The most probable hyperparameters given the rows. No row is held out.
 
     Args:
         rows: Rows to learn from.
         spectrum: The kernel's spectral density.
-        group: Number of the column that each input stands for, (d,); inputs of one column share their lengthscale.
-        start: Where to begin.
-        settings: The prior's spread of columns, and how long to search.
-        columns_move: Whether every column has a lengthscale of its own; otherwise they keep their ratios, at first all equal.
+        group: Number of the column that each input belongs to, (d,); inputs of one column share their lengthscale.
+        start: Hyperparameters to begin with.
+        settings: For the prior spread of columns and the number of steps.
+        columns_move: Whether the lengthscale of each column is tuned. Otherwise only the common one is, and ratios stay.
     """
     theta = start.vector
     free = np.ones(len(theta), dtype=bool)
@@ -166,14 +184,14 @@ def tune(
         full = theta.copy()
         full[free] = part
         value, gradient = log_evidence(rows, spectrum, group, full)
-        prior, push = _log_prior(full, settings.column_spread)
+        prior, prior_gradient = _log_prior(full, settings.column_spread)
         if not math.isfinite(value):
             return 1e10, np.zeros(len(part))
-        return -(value + prior), -(gradient + push)[free]
+        return -(value + prior), -(gradient + prior_gradient)[free]
 
-    def watch(intermediate_result: object) -> None:
+    def stop_when_converged(intermediate_result: object) -> None:
         values.append(float(intermediate_result.fun))  # pyright: ignore[reportAttributeAccessIssue]
-        if len(values) > 3 and values[-4] - values[-1] < CONVERGED:
+        if len(values) > 3 and values[-4] - values[-1] < MIN_GAIN_OF_THREE_STEPS:
             raise StopIteration
 
     limits = [LOG_BOUNDS["common"], *[LOG_BOUNDS["column"]] * len(start.columns)]
@@ -181,20 +199,28 @@ def tune(
     bounds = [limit for limit, moves in zip(limits, free, strict=True) if moves]
     options = {"maxiter": settings.tuning_steps, "maxcor": 20}
     with one_thread():
-        found = minimize(
-            objective, theta[free], jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=watch
+        optimum = minimize(
+            objective,
+            theta[free],
+            jac=True,
+            method="L-BFGS-B",
+            bounds=bounds,
+            options=options,
+            callback=stop_when_converged,
         )
-    theta[free] = found.x
+    theta[free] = optimum.x
     return Hyperparameters.from_vector(theta)
 
 
 @torch.no_grad()
-def left_out(rows: Rows, spectrum: Spectrum, group: Tensor, point: Hyperparameters) -> tuple[Tensor, Tensor]:
+def leave_one_out_predictions(
+    rows: TrainingRows, spectrum: "Spectrum", group: Tensor, point: Hyperparameters
+) -> tuple[Tensor, Tensor]:
     r"""Mean and variance of y at every row given all the others, (n, c) and (n,).
 
     $$ y_i - [C^{-1}y]_i / [C^{-1}]_{ii}, \qquad 1 / [C^{-1}]_{ii} $$
 
-    The variance is that of a single new row: one that stands for several is left out as a whole.
+    A row that stands for several is left out as a whole; the variance is that of a single new row.
     """
     x = rows.x / point.lengthscale(group)
     matrix = point.amplitude**2 * spectrum.correlation(squared_distances(x, x).sqrt())

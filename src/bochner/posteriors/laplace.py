@@ -43,7 +43,7 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 from torch.utils._pytree import tree_map
 
-from bochner.errors import unknown
+from bochner.errors import unknown_name
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
@@ -94,7 +94,7 @@ class Laplace:
     ) -> None:
         kinds: dict[str, type[Curvature]] = {"kfac": Kron, "diagonal": Diagonal, "full": Full, "last_layer": Full}
         if structure not in kinds:
-            raise ValueError(unknown("structure", structure, kinds))
+            raise ValueError(unknown_name("structure", structure, kinds))
         for name, value, options in (("damping", damping, ("exact", "pi")), ("prior", prior, ("trained", "fan_in"))):
             if value not in options:
                 raise ValueError(

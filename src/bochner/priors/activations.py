@@ -6,21 +6,23 @@ harmonics of $\sigma$:
 
 $$ \mathrm{E}_{w,b}[\sigma(w^\top x + b)\,\sigma(w^\top x' + b)] = \sum_\lambda a_\lambda\,\kappa(\lambda (x - x')). $$
 
-Every activation here is written as $\sigma(z) = \mathrm{wave}(u z + s)$. The *unit* $u$ and the *shift* $s$ are constants that
-a linear layer absorbs for free, which leaves a wave of a few elementwise operations. The waves take the array module as
-an argument (``torch`` unless said otherwise), so that the JAX log joint evaluates the same lines.
+Every activation here is written as $\sigma(z) = \mathrm{wave}(u z + s)$. A linear layer absorbs the constants *unit* $u$ and
+*shift* $s$ at no cost, which leaves a wave of a few elementwise operations. Waves take the array module as an argument
+(``torch`` by default), so that the JAX log joint evaluates the same lines.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
-from bochner.errors import unknown
+from bochner.errors import unknown_name
+from bochner.priors.arrays import Array, ArrayModule
 
 Scaling = Literal["unit", "paper"]
 
@@ -28,13 +30,21 @@ Scaling = Literal["unit", "paper"]
 ODD_QUARTIC_SUM = math.pi**4 / 96
 
 
+class Wave(Protocol):
+    """An elementwise function of an array; ``xp`` is the module of functions for arrays of its kind."""
+
+    def __call__(self, u: Array, xp: ArrayModule = torch, /) -> Array:
+        """Evaluates the wave."""
+        ...
+
+
 @dataclass(frozen=True)
 class Activation:
-    """An activation function, its bias prior and what is known of its harmonics.
+    """An activation function, its bias prior and its harmonics.
 
     Attributes:
-        name: The string that stands for it.
-        wave: Elementwise function of ``unit * z + shift``; its second argument is the array module.
+        name: Its name in ``ACTIVATIONS``.
+        wave: Elementwise function of ``unit * z + shift``; its second argument is the array module, ``torch`` by default.
         bias: Bias prior: "uniform" on (−π, π), standard "normal", or "none" (no bias at all).
         stationarity: "stationary", "local" (under a Gaussian envelope) or "none".
         period: Period in z, or None.
@@ -46,7 +56,7 @@ class Activation:
     """
 
     name: str
-    wave: Callable[..., Any]
+    wave: Wave
     bias: Literal["uniform", "normal", "none"]
     stationarity: Literal["stationary", "local", "none"]
     period: float | None = None
@@ -56,7 +66,7 @@ class Activation:
     odd_quartic: bool = False
     outputs: int = 1
 
-    def __call__(self, z: Any, xp: Any = torch) -> Any:
+    def __call__(self, z: Array, xp: ArrayModule = torch) -> Array:
         """Evaluates σ(z); paired features double the last dimension."""
         return self.wave(self.unit * z + self.shift, xp)
 
@@ -81,10 +91,18 @@ class Activation:
         return frequency, weight
 
 
+class _TrapezoidContext(FunctionCtx):
+    """What the forward pass of ``_Trapezoid`` leaves for its derivatives."""
+
+    limit: float
+    clipped: bool
+    saved_tensors: tuple[Tensor, Tensor]
+
+
 class _Trapezoid(torch.autograd.Function):
     """clip(height − slope·|u − round(u)|, −limit, limit), with as few arrays as eager mode allows.
 
-    A fresh array costs more than a pass over it. Plain operators make eight, this makes two forward and one backward.
+    Allocating an array costs more than a pass over it. Plain operators allocate eight, this function three.
     """
 
     generate_vmap_rule = True
@@ -98,7 +116,9 @@ class _Trapezoid(torch.autograd.Function):
         return wave, offset.sign_().mul_(slope)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(
+        ctx: _TrapezoidContext, inputs: tuple[Tensor, float, float, float], output: tuple[Tensor, Tensor]
+    ) -> None:
         _, height, _, ctx.limit = inputs
         ctx.clipped = ctx.limit < height
         ctx.save_for_backward(*output)
@@ -106,7 +126,7 @@ class _Trapezoid(torch.autograd.Function):
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    def _times_derivative(ctx: Any, factor: Tensor) -> Tensor:
+    def _times_derivative(ctx: _TrapezoidContext, factor: Tensor) -> Tensor:
         wave, derivative = ctx.saved_tensors
         if not ctx.clipped:
             return factor * derivative
@@ -114,30 +134,30 @@ class _Trapezoid(torch.autograd.Function):
         return torch.ops.aten.hardtanh_backward(factor, wave, -ctx.limit, ctx.limit).mul_(derivative)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: _TrapezoidContext, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _Trapezoid._times_derivative(ctx, grad), None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def jvp(ctx: _TrapezoidContext, tangent: Tensor, *_: None) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return _Trapezoid._times_derivative(ctx, tangent), None
 
 
 @dataclass(frozen=True)
 class TrapezoidWave:
-    """A wave of period 1 in u: a triangle of the given height and slope, cut off at ±limit."""
+    """A triangle wave of period 1 in u, with its height and slope, cut off at ±limit."""
 
     height: float
     slope: float
     limit: float
 
-    def __call__(self, u: Any, xp: Any = torch) -> Any:
+    def __call__(self, u: Array, xp: ArrayModule = torch) -> Array:
         """Evaluates the wave."""
         if xp is torch and not torch.compiler.is_compiling():
             return _Trapezoid.apply(u, self.height, self.slope, self.limit)[0]  # pyright: ignore[reportOptionalSubscript]
         return xp.clip(self.height - self.slope * xp.abs(u - xp.round(u)), -self.limit, self.limit)
 
 
-def _sine_wave(u: Any, xp: Any = torch) -> Any:
+def _sine_wave(u: Array, xp: ArrayModule = torch) -> Array:
     return math.sqrt(2) * xp.sin(u)
 
 
@@ -170,7 +190,7 @@ def sincos() -> Activation:
     )
 
 
-def _paired_wave(u: Any, xp: Any = torch) -> Any:
+def _paired_wave(u: Array, xp: ArrayModule = torch) -> Array:
     return math.sqrt(2) * xp.concatenate([xp.sin(u), xp.cos(u)], -1)
 
 
@@ -234,13 +254,14 @@ def periodic_relu(scaling: Scaling = "unit") -> Activation:
 
 
 def _variance(scaling: str) -> float:
+    """Prior variance of triangle and periodic ReLU under a scaling."""
     variances = {"unit": 1.0, "paper": ODD_QUARTIC_SUM}
     if scaling not in variances:
         raise ValueError(f"The scaling parameter must be 'unit' or 'paper', got {scaling!r} instead.")
     return variances[scaling]
 
 
-def _relu_wave(u: Any, xp: Any = torch) -> Any:
+def _relu_wave(u: Array, xp: ArrayModule = torch) -> Array:
     return xp.clip(u, 0.0)
 
 
@@ -249,7 +270,7 @@ def relu() -> Activation:
     return Activation("relu", _relu_wave, bias="normal", stationarity="none")
 
 
-def _step_wave(u: Any, xp: Any = torch) -> Any:
+def _step_wave(u: Array, xp: ArrayModule = torch) -> Array:
     return xp.where(u > 0, 1.0, 0.0 * u)
 
 
@@ -258,7 +279,7 @@ def step() -> Activation:
     return Activation("step", _step_wave, bias="normal", stationarity="none")
 
 
-def _erf_wave(u: Any, xp: Any = torch) -> Any:
+def _erf_wave(u: Array, xp: ArrayModule = torch) -> Array:
     return xp.special.erf(u)
 
 
@@ -267,7 +288,7 @@ def erf() -> Activation:
     return Activation("erf", _erf_wave, bias="normal", stationarity="none")
 
 
-def _bump_wave(u: Any, xp: Any = torch) -> Any:
+def _bump_wave(u: Array, xp: ArrayModule = torch) -> Array:
     return xp.exp(-(u * u))
 
 
@@ -285,13 +306,13 @@ class MaternWave:
 
     @property
     def log_factor(self) -> float:
-        """Logarithm of what the power and the exponential are multiplied with: the gamma functions overflow before their ratio."""
+        """Logarithm of the factor before the power and the exponential; its gamma functions alone would overflow."""
         nu = self.nu
         log_q = 0.5 * (math.log(2 * math.sqrt(math.pi)) + math.lgamma(nu + 0.5) - math.lgamma(nu))
         return log_q + nu * math.log(math.sqrt(2 * nu)) - math.lgamma(nu + 0.5) + math.log(self.scale)
 
-    def __call__(self, u: Any, xp: Any = torch) -> Any:
-        """Evaluates the wave in logs."""
+    def __call__(self, u: Array, xp: ArrayModule = torch) -> Array:
+        """Evaluates the wave, by its logarithm."""
         # Off the support z is replaced before the logarithm, so that no NaN reaches the gradient.
         positive = xp.where(u > 0, u, 1.0)
         value = xp.exp(self.log_factor + (self.nu - 0.5) * xp.log(positive) - math.sqrt(2 * self.nu) * positive)
@@ -317,15 +338,15 @@ ACTIVATIONS: dict[str, Callable[[], Activation]] = {
 }
 
 
-def resolve(activation: str | Activation) -> Activation:
+def resolve_activation(activation: str | Activation) -> Activation:
     """Turns the name of an activation into the activation; an Activation passes through."""
     if isinstance(activation, Activation):
         return activation
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ValueError(unknown("activation", activation, ACTIVATIONS))
+        raise ValueError(unknown_name("activation", activation, ACTIVATIONS))
     return ACTIVATIONS[activation]()
 
 
-def link(raw: Any, xp: Any = torch) -> Any:
-    r"""The bias link $b = 2\pi\,\mathrm{sigmoid}(\hat b) - \pi = \pi \tanh(\hat b / 2)$."""
+def link(raw: Array, xp: ArrayModule = torch) -> Array:
+    r"""Maps an unconstrained bias into (−π, π): $b = 2\pi\,\mathrm{sigmoid}(\hat b) - \pi = \pi \tanh(\hat b / 2)$."""
     return math.pi * xp.tanh(0.5 * raw)

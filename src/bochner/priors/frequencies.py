@@ -1,12 +1,12 @@
-"""How the weights and biases of a model layer are drawn at initialisation.
+"""Methods that draw the weights and biases of a model layer at initialisation.
 
-All three ways are unbiased: each unit on its own has exactly the prior distribution. They differ in how the units of one
-layer depend on each other, and so in how far the layer's kernel is from its limit.
+Under all three methods each single unit has exactly the prior distribution. They differ in how the units of one layer depend
+on each other, and so in how far the layer's kernel is from its limit.
 
 - ``iid``: independent units, as in the paper.
 - ``orthogonal``: blocks of d weight vectors point in mutually orthogonal directions; their lengths are independent draws
-  from the prior's own radial distribution. Needs an isotropic spectrum.
-- ``sobol``: a scrambled Sobol sequence over weights *and* biases, sent through the inverse CDF.
+  from the prior's distribution of lengths. Needs an isotropic spectrum.
+- ``sobol``: a scrambled Sobol sequence over weights *and* biases, mapped through the inverse CDF.
 """
 
 import math
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bochner.errors import unknown
+from bochner.errors import unknown_name
 from bochner.priors.activations import Activation
 from bochner.priors.spectra import Spectrum, open_uniform
 
-METHODS = ("iid", "orthogonal", "sobol")
+DRAW_METHODS = ("iid", "orthogonal", "sobol")  # names of the methods, as in the module docstring
 
 
 def draw(
@@ -36,21 +36,23 @@ def draw(
     Returns:
         Weights of shape (num, dim), and biases of shape (num,) or None where the activation has none.
     """
-    if method not in METHODS:
-        raise ValueError(unknown("frequencies", method, METHODS))
+    if method not in DRAW_METHODS:
+        raise ValueError(unknown_name("frequencies", method, DRAW_METHODS))
     weight_dim = spectrum.uniforms(dim)
-    total = weight_dim + (activation.bias != "none")
-    u = _sobol(num, total, generator) if method == "sobol" else open_uniform(num, total, generator)
+    num_uniforms = weight_dim + (activation.bias != "none")
+    u = _sobol_points(num, num_uniforms, generator) if method == "sobol" else open_uniform(num, num_uniforms, generator)
     if method == "sobol" and dim > 1:
         # The first Sobol coordinate is the best one. Every phase depends on the bias, but only partly on each weight.
         u = u.roll(-1, dims=1)
-    weight = _orthogonal(spectrum, u, dim, generator) if method == "orthogonal" else spectrum.from_uniform(u, dim)
+    weight = (
+        _orthogonal_weights(spectrum, u, dim, generator) if method == "orthogonal" else spectrum.from_uniform(u, dim)
+    )
     if activation.bias == "uniform":
         return weight, math.pi * (2 * u[:, -1] - 1)
     return weight, torch.special.ndtri(u[:, -1]) if activation.bias == "normal" else None
 
 
-def _sobol(num: int, dim: int, generator: torch.Generator | None) -> Tensor:
+def _sobol_points(num: int, dim: int, generator: torch.Generator | None) -> Tensor:
     """Scrambled Sobol points strictly inside the unit cube, (num, dim).
 
     The first coordinate is an evenly spaced grid under a random shift (a Hammersley set): for numbers of units that are
@@ -75,11 +77,11 @@ def _sobol(num: int, dim: int, generator: torch.Generator | None) -> Tensor:
     return torch.cat([grid, points], dim=1)
 
 
-def _orthogonal(spectrum: Spectrum, u: Tensor, dim: int, generator: torch.Generator | None) -> Tensor:
+def _orthogonal_weights(spectrum: Spectrum, u: Tensor, dim: int, generator: torch.Generator | None) -> Tensor:
     """Orthogonal directions times lengths from the prior, (num, dim).
 
     A Haar-distributed orthogonal matrix has uniform rows, so that each row times an independent length of the right
-    distribution has the prior's own distribution.
+    distribution has the prior distribution.
     """
     if not spectrum.isotropic:
         raise ValueError(

@@ -2,7 +2,7 @@ r"""Covariance functions of infinitely wide layers, in closed form.
 
 All take rows of inputs, (n, d) and (m, d), and return the (n, m) matrix; the second argument defaults to the first. The
 stationary family is ``spectrum.kernel`` (``RBF``, ``Matern``, ``Exponential``); this module adds the kernels of
-activations that are not periodic and ``induced_kernel``, the kernel of a prior whatever it is.
+activations that are not periodic, and ``induced_kernel``, the kernel of any prior.
 """
 
 import math
@@ -11,10 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bochner.priors.activations import Activation
-from bochner.priors.activations import resolve as resolve_activation
-from bochner.priors.spectra import RBF, Matern, Spectrum, check_lengthscale, check_pair, euclidean, open_uniform
-from bochner.priors.spectra import resolve as resolve_spectrum
+from bochner.priors.activations import Activation, resolve_activation
+from bochner.priors.spectra import (
+    RBF,
+    Matern,
+    Spectrum,
+    check_lengthscale,
+    check_pair,
+    euclidean,
+    open_uniform,
+    resolve_spectrum,
+)
 
 
 def _second_moments(x: Tensor, x2: Tensor | None, bias_scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -66,7 +73,7 @@ def gaussian_bump(x: Tensor, x2: Tensor | None = None, *, bias_scale: float = 1.
     return (1 + 2 * a + 2 * b + 4 * a * b * angle.sin().square()).rsqrt()
 
 
-def _envelope(x: Tensor, x2: Tensor, variance: float) -> Tensor:
+def _gaussian_envelope(x: Tensor, x2: Tensor, variance: float) -> Tensor:
     """exp(−x²/2v) exp(−x'²/2v) for all pairs."""
     return torch.exp(-(x.square().sum(-1)[:, None] + x2.square().sum(-1)[None, :]) / (2 * variance))
 
@@ -83,7 +90,7 @@ def rbf_nn(x: Tensor, x2: Tensor | None = None, *, lengthscale: float = 1.0, bia
     envelope_variance = 2 * bias_scale**2 + lengthscale**2
     stationary = RBF().kernel(x, x2, lengthscale=math.sqrt(2 * lengthscale**2 + lengthscale**4 / bias_scale**2))
     scale = (lengthscale**2 / envelope_variance) ** (x.shape[-1] / 2)
-    return scale * _envelope(x, x2, envelope_variance) * stationary
+    return scale * _gaussian_envelope(x, x2, envelope_variance) * stationary
 
 
 def matern_nn(
@@ -94,12 +101,12 @@ def matern_nn(
     $$ \kappa(x, x') = e^{-\lVert x\rVert^2/2\sigma_m^2}\,\kappa_\mathrm{Mat.}(x, x')\,e^{-\lVert x'\rVert^2/2\sigma_m^2},
        \qquad \sigma_m^2 = 2\sigma_b^2 + \ell^2 $$
 
-    The paper states it up to a factor, as what ``local_matern`` units with normal biases have. That is an approximation:
+    The paper gives it, up to a factor, as the kernel of ``local_matern`` units with normal biases. That is an approximation:
     for uniform biases the Matérn factor is exact, but the effect of a normal bias is a Gaussian envelope only for ``rbf_nn``.
     """
     x, x2 = check_pair(x, x2)
     envelope_variance = 2 * bias_scale**2 + lengthscale**2
-    return _envelope(x, x2, envelope_variance) * Matern(nu).kernel(x, x2, lengthscale=lengthscale)
+    return _gaussian_envelope(x, x2, envelope_variance) * Matern(nu).kernel(x, x2, lengthscale=lengthscale)
 
 
 _CLOSED_FORMS = {"relu": arccos1, "step": arccos0, "erf": erf_nn, "local_rbf": gaussian_bump}
@@ -112,7 +119,7 @@ class InducedKernel:
     Attributes:
         activation: The activation.
         spectrum: The weight prior.
-        lengthscale: What the inputs are divided by.
+        lengthscale: The lengthscale, which divides the inputs.
         method: "harmonics", "closed form" or "monte carlo".
         error: Bound on the error of truncating the harmonics, beside the rounding of the inputs' type; 0 where nothing is
             truncated, NaN under Monte Carlo, where ``standard_error`` gives it entry by entry.
@@ -132,7 +139,7 @@ class InducedKernel:
         if self.method == "closed form":
             return _CLOSED_FORMS[self.activation.name](x, x2)
         if self.method == "monte carlo":
-            return self._products(x, x2)[0]
+            return self._product_moments(x, x2)[0]
         distance = self.spectrum.distance(x, x2)
         frequencies, weights = self.activation.harmonics(*([self.error] if self.error else []))
         total = torch.zeros((), dtype=x.dtype, device=x.device)
@@ -146,10 +153,10 @@ class InducedKernel:
         x, x2 = check_pair(x, x2, self.lengthscale)
         if self.method != "monte carlo":
             return torch.zeros(len(x), len(x2), dtype=x.dtype, device=x.device)
-        mean, square = self._products(x, x2)
+        mean, square = self._product_moments(x, x2)
         return ((square - mean.square()).clamp(min=0) / self.units).sqrt()
 
-    def _products(self, x: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    def _product_moments(self, x: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and mean square of σ(z)σ(z') over units drawn with a fixed seed."""
         generator = torch.Generator().manual_seed(0)
         weight = self.spectrum.sample(self.units, x.shape[-1], generator=generator).to(x)

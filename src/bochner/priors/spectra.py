@@ -1,4 +1,4 @@
-r"""Spectral densities: what a stationary kernel is to its functions, a weight prior is to the network.
+r"""Spectral densities of stationary kernels, which are the weight priors of networks.
 
 Bochner's theorem: $\kappa(r) = \int p(\omega)\, e^{\mathrm{i}\omega^\top r}\,\mathrm{d}\omega$ for a probability density $p$. A
 spectrum here is that $p$, used as the prior of the weights: Normal for the RBF kernel, Student-t for the Matérn family,
@@ -9,23 +9,24 @@ divides the frequencies: $\omega = w/\ell$ with $w$ drawn at $\ell = 1$.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import scipy.linalg
 import scipy.special
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
-from bochner.errors import unknown
+from bochner.errors import unknown_name
+from bochner.priors.arrays import Array, ArrayModule, Number
 
 
-def log_gamma_log_prob(log_value: Any, shape: float, rate: float, xp: Any = torch) -> Any:
+def log_gamma_log_prob(log_value: Array, shape: float, rate: float, xp: ArrayModule = torch) -> Array:
     r"""Log density of Gamma at $v = e^u$, in terms of $u$: $\alpha\log\beta - \log\Gamma(\alpha) + (\alpha - 1) u - \beta e^u$."""
     return shape * math.log(rate) - math.lgamma(shape) + (shape - 1) * log_value - rate * xp.exp(log_value)
 
 
-def normal_log_prob(value: Any, precision: float) -> Any:
+def normal_log_prob(value: Number, precision: float) -> Number:
     r"""Log density of $\mathrm{N}(0, 1/\tau)$, entry by entry."""
     return 0.5 * (math.log(precision / (2 * math.pi)) - precision * value * value)
 
@@ -56,9 +57,9 @@ def check_pair(x: Tensor, x2: Tensor | None, lengthscale: float | Tensor = 1.0) 
 
 
 class Spectrum(ABC):
-    """A spectral density, that is a weight prior.
+    """A spectral density, which is a weight prior.
 
-    Subclasses say how the density, its inverse CDF and its kernel read at unit lengthscale; the rest follows.
+    Subclasses define the density, its inverse CDF and its kernel at unit lengthscale.
     """
 
     @property
@@ -67,7 +68,7 @@ class Spectrum(ABC):
         """Whether the density depends on the norm of the frequency alone."""
 
     @abstractmethod
-    def weight_log_prob(self, weight: Any, xp: Any = torch) -> Any:
+    def weight_log_prob(self, weight: Array, xp: ArrayModule = torch) -> Array:
         """Log p(w) at unit lengthscale: (..., d) to (...)."""
 
     def weight_score(self, weight: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ class Spectrum(ABC):
 
     @abstractmethod
     def uniforms(self, dim: int) -> int:
-        """How many uniform numbers one weight vector of ``dim`` inputs is made from."""
+        """Number of uniform numbers that one weight vector of ``dim`` inputs is made from."""
 
     @abstractmethod
     def from_uniform(self, u: Tensor, dim: int) -> Tensor:
@@ -86,7 +87,7 @@ class Spectrum(ABC):
 
     @abstractmethod
     def distance(self, x: Tensor, x2: Tensor) -> Tensor:
-        """What the kernel depends on: Euclidean distances (n, m), or those of every coordinate (n, m, d) for a product."""
+        """Distances that the kernel depends on: Euclidean ones (n, m), or those of each coordinate (n, m, d) for a product."""
 
     @abstractmethod
     def correlation(self, distance: Tensor) -> Tensor:
@@ -142,7 +143,7 @@ class RBF(Spectrum):
         """The normal density is isotropic and a product at once."""
         return True
 
-    def weight_log_prob(self, weight: Any, xp: Any = torch) -> Any:
+    def weight_log_prob(self, weight: Array, xp: ArrayModule = torch) -> Array:
         r"""$-\frac12 \lVert w\rVert^2 - \frac d2 \log 2\pi$."""
         return -0.5 * xp.sum(weight * weight, -1) - 0.5 * weight.shape[-1] * math.log(2 * math.pi)
 
@@ -190,7 +191,7 @@ class Matern(Spectrum):
         """Whether this is the multivariate t."""
         return not self.product
 
-    def weight_log_prob(self, weight: Any, xp: Any = torch) -> Any:
+    def weight_log_prob(self, weight: Array, xp: ArrayModule = torch) -> Array:
         r"""Multivariate t.
 
         $$ \log\frac{\Gamma(\nu + d/2)}{\Gamma(\nu)(2\nu\pi)^{d/2}}
@@ -207,13 +208,14 @@ class Matern(Spectrum):
             square = square.sum(-1, keepdim=True)
         return weight * (-(2 * self.nu + dim) / (2 * self.nu + square))
 
-    def _t_log_prob(self, squared_norm: Any, dim: int, xp: Any) -> Any:
+    def _t_log_prob(self, squared_norm: Array, dim: int, xp: ArrayModule) -> Array:
+        """Log density of a t distribution in ``dim`` dimensions, as a function of the squared norm."""
         half = self.nu + dim / 2
         constant = math.lgamma(half) - math.lgamma(self.nu) - dim / 2 * math.log(2 * self.nu * math.pi)
         return constant - half * xp.log1p(squared_norm / (2 * self.nu))
 
     def uniforms(self, dim: int) -> int:
-        """One for each input, and one for the scale that they share."""
+        """One for each input, and one for their shared scale, if they have one."""
         return dim if self.product or dim == 1 else dim + 1
 
     def from_uniform(self, u: Tensor, dim: int) -> Tensor:
@@ -244,7 +246,10 @@ class Exponential(Matern):
 
 
 def euclidean(x: Tensor, x2: Tensor) -> Tensor:
-    """Distances of all pairs, (n, d) and (m, d) to (n, m); from differences, and with gradient zero at zero."""
+    """Euclidean distances of all pairs of rows, (n, d) and (m, d) to (n, m).
+
+    They are computed from differences, which is exact for close rows. The gradient at distance zero is zero.
+    """
     return torch.cdist(x, x2, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -255,7 +260,7 @@ def matern(r: Tensor, *, nu: float) -> Tensor:
 
     For $\nu = p + \frac12$ this is $e^{-z}$ times a polynomial. For $\nu \ge 20$, where the Bessel function overflows, it is
     the mixture $\mathrm{E}[e^{-r^2/2g}]$ over $g \sim \mathrm{Gamma}(\nu, \nu)$ by Gauss–Laguerre quadrature. Both run on any
-    device. Otherwise the Bessel function comes from SciPy, on the CPU. All have a gradient.
+    device. For other ν the Bessel function comes from SciPy, on the CPU. All have a gradient.
     """
     if nu >= 20:
         nodes, weights = _gamma_quadrature(nu)
@@ -279,6 +284,13 @@ def _gamma_quadrature(nu: float, num: int = 40) -> tuple[list[float], list[float
     return (nodes / nu).tolist(), (vectors[0] ** 2).tolist()
 
 
+class _BesselContext(FunctionCtx):
+    """What the forward pass of ``_Bessel`` leaves for its gradient."""
+
+    nu: float
+    saved_tensors: tuple[Tensor]
+
+
 class _Bessel(torch.autograd.Function):
     r"""$f_\nu(z) = c_\nu z^\nu K_\nu(z)$ with $c_\nu = 2^{1-\nu}/\Gamma(\nu)$.
 
@@ -296,12 +308,12 @@ class _Bessel(torch.autograd.Function):
         return torch.from_numpy(np.where(np.isinf(value), 1.0, value)).reshape(z.shape).to(z)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+    def setup_context(ctx: _BesselContext, inputs: tuple[Tensor, float], output: Tensor) -> None:  # noqa: ARG004
         ctx.save_for_backward(inputs[0])
         ctx.nu = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: _BesselContext, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (z,) = ctx.saved_tensors
         nu = ctx.nu if ctx.nu != 1 else 1 + 1e-9  # K_0 as the limit
         positive = torch.where(z == 0, 1.0, z)
@@ -313,7 +325,7 @@ class _Bessel(torch.autograd.Function):
         return -grad * torch.where(z == 0, 0.0, slope), None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], z: Tensor, nu: float) -> tuple[Tensor, Any]:  # noqa: ARG004  # pyright: ignore[reportIncompatibleMethodOverride]
+    def vmap(info: object, in_dims: tuple[int | None, ...], z: Tensor, nu: float) -> tuple[Tensor, int | None]:  # noqa: ARG004  # pyright: ignore[reportIncompatibleMethodOverride]
         return _Bessel.apply(z, nu), in_dims[0]  # pyright: ignore[reportReturnType]
 
 
@@ -325,10 +337,10 @@ SPECTRA: dict[str, Spectrum] = {
 }
 
 
-def resolve(kernel: str | Spectrum) -> Spectrum:
+def resolve_spectrum(kernel: str | Spectrum) -> Spectrum:
     """Turns a kernel's name into its spectrum; a Spectrum passes through."""
     if isinstance(kernel, Spectrum):
         return kernel
     if not isinstance(kernel, str) or kernel not in SPECTRA:
-        raise ValueError(unknown("kernel", kernel, SPECTRA))
+        raise ValueError(unknown_name("kernel", kernel, SPECTRA))
     return SPECTRA[kernel]

@@ -11,7 +11,7 @@ import sklearn
 import torch
 
 import bochner
-from bochner.members.member import describe
+from bochner.members.member import describe_members
 from bochner.reports.model import parts
 from bochner.reports.model.collecting import Collected
 from bochner.reports.model.columns import (
@@ -265,7 +265,7 @@ def _about(model: Any, notes: Sequence[str]) -> list[Part]:
     found = {
         "kernel": ", ".join(map(str, kernels)),
         "hidden layers": ", ".join(map(str, inner.hidden_layer_sizes)) or "none",
-        "members": describe(inner.mixtures_[0].members),
+        "members": describe_members(inner.mixtures_[0].members),
         "false alarm": percent(inner.false_alarm),
         "flagged above": shown(inner.ood_threshold_),
         "seed": str(inner.random_state),
