@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from bochner.experiments.rows import read_rows
-from bochner.reports import tables
-from bochner.reports.blocks import Block, as_markdown
+from bochner.experiments.rows import read_rows, write_rows
+from bochner.experiments.theory import NINE
+from bochner.reports import tables, toys
+from bochner.reports.blocks import Block, MissingRowsError, as_markdown
+from bochner.reports.drawing import draw, how_to_make
 from bochner.reports.page import Section, render, write
 from bochner.reports.results import _sections, results_sections
 
@@ -182,6 +184,66 @@ def test_folders_are_optional_but_one_must_hold_rows(tmp_path):
     (tmp_path / "theory").mkdir()
     shutil.copy(RESULTS / "theory" / "mixture.jsonl", tmp_path / "theory")
     assert [section.title for section in results_sections(tmp_path)] == ["Theory: the error of keeping one harmonic"]
+
+
+def toy_rows() -> list[dict]:
+    """Rows as toy-1d makes them, three points each; one of the networks has not converged by R-hat, another by its ESS."""
+    curve = {"grid": [-1.0, 0.0, 1.0], "mean": [0.0] * 3, "std": [1.0] * 3, "std_y": [1.1] * 3}
+    quality = {"RBF": (1.02, 900.0), "Exponential": (1.0, 399.0)}
+    rows = [{"method": "data", "x": [0.0], "y": [0.1]}]
+    for prior in NINE:
+        r_hat, ess = quality.get(prior, (1.01, 400.0))
+        rows.append({"prior": prior, "method": "slices", "r_hat": r_hat, "ess": ess} | curve)
+        rows.append({"prior": prior, "method": "gp", "paper": [0.0] * 3, "paper_difference": 0.1} | curve)
+    return rows
+
+
+def test_every_sampled_panel_says_whether_it_converged():
+    titles = [axes.get_title().split("\n") for axes in toys.finite_regression_figure(toy_rows()).axes]
+    assert [title[0] for title in titles] == list(NINE)
+    said = dict(titles)
+    assert said.pop("RBF") == "not converged: R-hat 1.020, ESS 900"
+    assert said.pop("Exponential") == "not converged: R-hat 1.000, ESS 399"
+    assert set(said.values()) == {"R-hat 1.010, ESS 400"}
+
+
+@pytest.mark.parametrize(
+    ("lost", "missing", "title"),
+    [
+        (lambda row: row["method"] == "slices", "rows of the method 'slices' for ArcCos-1 ~ ReLU, ", "networks of ten"),
+        (
+            lambda row: (row.get("prior"), row["method"]) == ("RBF", "gp"),
+            "rows of the method 'gp' for RBF;",
+            "in one dim",
+        ),
+        (lambda row: row["method"] == "data", "the row of the data (method 'data');", ""),
+    ],
+)
+def test_a_figure_without_its_rows_says_what_is_missing_and_how_to_make_it(lost, missing, title, tmp_path):
+    """On the page in its place; for the command that draws as an error, after the figures whose rows are there."""
+    path = tmp_path / "toys" / "toy-1d.jsonl"
+    write_rows(path, [row for row in toy_rows() if not lost(row)])
+    sections = results_sections(tmp_path)
+    texts = [section.text for section in sections if title in section.title]
+    assert len(sections) == 2
+    assert all(f"toy-1d.jsonl lacks {missing}" in text for text in texts)
+    assert all(f"Remove the file and run bochner run toy-1d --out {path.parent}." in text for text in texts)
+    assert [bool(section.figures) for section in sections].count(False) == len(texts)
+    with pytest.raises(MissingRowsError, match=re.escape(missing.rstrip(";"))):
+        draw("toy-1d", path)
+    assert len(list(path.parent.glob("*.svg"))) == 2 - len(texts)
+
+
+def test_the_remedy_for_rows_of_the_published_networks_names_their_protocol(tmp_path):
+    text = how_to_make(tmp_path / "banana-paper.jsonl", MissingRowsError("a row"))
+    assert "lacks a row;" in text
+    assert f"bochner run banana --protocol paper --out {tmp_path}." in text
+
+
+@pytest.mark.parametrize("figure", ["teaser", "comparisons_app_meanvar", "comparisons_app"])
+def test_figures_of_banana_say_which_rows_are_missing(figure):
+    with pytest.raises(MissingRowsError, match=r"rows of the method '(gp|nuts)' for "):
+        toys.FIGURES[figure]([{"method": "data", "x": [0.0, 0.0], "y": [0]}])
 
 
 # ---------------------------------------------------------------------- in a browser

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 Table = list[list[str]]  # the header, then the lines
 
 
+class MissingRowsError(ValueError):
+    """Raised by a figure or table whose rows are not all there; the message says which rows are missing."""
+
+
 @dataclass(frozen=True)
 class Block:
     """A piece of a report: lines of text, then a table.

@@ -4,16 +4,14 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
-from bochner.experiments.rows import read_rows
+from bochner.experiments.rows import Row, read_rows
 from bochner.reports import images, tables, theory, toys
-from bochner.reports.blocks import Block
+from bochner.reports.blocks import Block, MissingRowsError
+from bochner.reports.drawing import how_to_make
 from bochner.reports.page import Section
-
-Row = dict[str, Any]
 
 NAMES = {
     "activations": "periodic activations",
@@ -44,9 +42,13 @@ def _made(rows: list[Row], command: str) -> str:
     )
 
 
-def _drawn(title: str, draw: Callable[[list[Row]], Figure], rows: list[Row]) -> Section:
-    """A figure under what its function says about it."""
-    return Section(title, figures=(draw(rows),), captions=((inspect.getdoc(draw) or "").split("\n\n")[0],))
+def _drawn(title: str, draw: Callable[[list[Row]], Figure], path: Path) -> Section:
+    """A figure under the first sentence of its function; where rows are missing, a text that says how to make them."""
+    try:
+        figure = draw(read_rows(path))
+    except MissingRowsError as error:
+        return Section(title, how_to_make(path, error))
+    return Section(title, figures=(figure,), captions=((inspect.getdoc(draw) or "").split("\n\n")[0],))
 
 
 def _sections(blocks: Iterable[Block], untitled: str, *, prefix: str = "") -> list[Section]:
@@ -60,15 +62,20 @@ def _sections(blocks: Iterable[Block], untitled: str, *, prefix: str = "") -> li
 
 
 def _theory(folder: Path) -> list[Section]:
-    found = {name: read_rows(folder / f"{name}.jsonl") for name in theory.FIGURES}
-    return [_drawn(f"Theory: {NAMES[name]}", draw, found[name]) for name, draw in theory.FIGURES.items() if found[name]]
+    paths = {name: folder / f"{name}.jsonl" for name in theory.FIGURES}
+    return [
+        _drawn(f"Theory: {NAMES[name]}", draw, paths[name])
+        for name, draw in theory.FIGURES.items()
+        if read_rows(paths[name])
+    ]
 
 
 def _toys(folder: Path) -> list[Section]:
     sections = []
     for experiment, figures in toys.DRAWN_FROM.items():
-        if rows := read_rows(folder / f"{experiment}.jsonl"):
-            sections += [_drawn(f"Toys: {NAMES[name]}", toys.FIGURES[name], rows) for name in figures]
+        path = folder / f"{experiment}.jsonl"
+        if read_rows(path):
+            sections += [_drawn(f"Toys: {NAMES[name]}", toys.FIGURES[name], path) for name in figures]
     return sections
 
 
@@ -106,17 +113,18 @@ def _rotation(name: str, rows: list[Row]) -> list[Section]:
     return [_with_figures(section, drawn)]
 
 
-def _ood(rows: list[Row], head: str) -> list[Section]:
+def _ood(rows: list[Row], head: str) -> Section:
+    """The rule of the table, the table and the histograms of one head, in one section."""
     rows = [row for row in rows if row["head"] == head]
-    *before, section = _sections(images.ood_blocks(rows), f"Images: cifar-ood, head {head}")
-    histograms = [row for row in images._first_seed(rows) if row["outside"] == "histogram"]
+    blocks = images.ood_blocks(rows)
     drawn = {
-        f"{images.POSTERIORS[posterior]}, protocol {protocol}: shares of the images of each set.": images.ood_figure(
-            rows, head, posterior, protocol
+        f"{images.POSTERIOR_TITLES[posterior]}, protocol {protocol}: shares of the images of each set.": images.ood_figure(
+            histogram_rows
         )
-        for posterior, protocol in sorted({(row["posterior"], row["protocol"]) for row in histograms})
+        for (_, posterior, protocol), histogram_rows in images.histograms(rows).items()
     }
-    return [*before, _with_figures(section, drawn)]
+    section = Section(f"Images: cifar-ood, head {head}", "\n\n".join(blocks[0].text), blocks[-1].table)
+    return _with_figures(section, drawn)
 
 
 def _images(folder: Path) -> list[Section]:
@@ -126,7 +134,7 @@ def _images(folder: Path) -> list[Section]:
             sections += _rotation(path.stem, rows)
     rows = read_rows(folder / "cifar-ood.jsonl")
     for head in dict.fromkeys(row["head"] for row in rows):
-        sections += _ood(rows, head)
+        sections.append(_ood(rows, head))
     return sections
 
 

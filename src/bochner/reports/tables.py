@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bochner.experiments.rows import read_rows
+from bochner.experiments.rows import Row, read_rows
 from bochner.files import write_text
 from bochner.reports.blocks import Block, Table, as_markdown
 
-Row = dict[str, Any]
 Units = dict[tuple[int, int], Row]  # (fold, seed) -> row
 
 # The paper's values: experiment, posterior, set, model, metric, then mean and standard deviation or None.

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-Row = dict[str, Any]
+from bochner.experiments.rows import Row
 
 COLORS = {"rbf": "#4472b5", "matern52": "#8570b7", "matern32": "#2aab61", "exponential": "#d3434e"}
 LABELS = {"rbf": "RBF", "matern52": "Matérn-5/2", "matern32": "Matérn-3/2", "exponential": "Exponential"}

@@ -1,21 +1,20 @@
 """Figures of the toy experiments, drawn from their rows."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from bochner.experiments.rows import Row
+from bochner.experiments.theory import NINE
+from bochner.reports.blocks import MissingRowsError
 from bochner.reports.theory import LABELS, TITLES
 
-Row = dict[str, Any]
-
-# Class 0, no opinion, class 1.
-CLASSES = ("#d3434e", "#ffffff", "#4472b5")
-PROBABILITY = LinearSegmentedColormap.from_list("probability", CLASSES)
-COLUMNS = {
+CLASS_COLORS = ("#d3434e", "#ffffff", "#4472b5")  # class 0, both equally probable, class 1
+PROBABILITY_COLORS = LinearSegmentedColormap.from_list("probability", CLASS_COLORS)
+TEASER_MODELS = {
     "relu": "ArcCos-1 / ReLU",
     "local_matern32": "Matérn-3/2-NN (local)",
     "local_rbf": "RBF-NN (local)",
@@ -24,7 +23,9 @@ COLUMNS = {
     "rbf-sin": "RBF",
 }
 KERNELS = ("exponential", "matern32", "rbf")
-CONVERGED = 1.02  # largest R-hat of chains that agree
+OTHERS = ("relu", "local_rbf", "local_matern32")  # models that are not periodic
+MAX_R_HAT = 1.01  # a network converged if its R-hat is at most this
+MIN_ESS = 400  # and its effective sample size at least this
 
 
 def _panel(axes: Axes, row: Row, data: Row | None = None, key: str = "mean") -> None:
@@ -35,7 +36,9 @@ def _panel(axes: Axes, row: Row, data: Row | None = None, key: str = "mean") -> 
     side = np.asarray(row[key]).reshape(row["grid"], row["grid"])
     square = (-row["extent"], row["extent"]) * 2
     options = (
-        {"cmap": PROBABILITY, "vmin": 0, "vmax": 1} if key == "mean" else {"cmap": "gray", "vmin": 0, "vmax": 0.12}
+        {"cmap": PROBABILITY_COLORS, "vmin": 0, "vmax": 1}
+        if key == "mean"
+        else {"cmap": "gray", "vmin": 0, "vmax": 0.12}
     )
     axes.imshow(side, origin="lower", extent=square, interpolation="none", **options)  # pyright: ignore[reportArgumentType]
     if data is not None:
@@ -44,27 +47,40 @@ def _panel(axes: Axes, row: Row, data: Row | None = None, key: str = "mean") -> 
     axes.set(xticks=[], yticks=[], xlim=square[:2], ylim=square[:2])
 
 
+def converged(row: Row) -> bool:
+    """Whether the chains of a sampled network agree, by its R-hat and its effective sample size."""
+    return row["r_hat"] <= MAX_R_HAT and row["ess"] >= MIN_ESS
+
+
 def _convergence(row: Row) -> str:
-    """R-hat and effective sample size of a network, and whether its chains agree: R-hat at most 1.02."""
-    state = "" if row["r_hat"] <= CONVERGED else "not converged: "
-    return f"{state}R-hat {row['r_hat']:.2f}, ESS {row['ess']:.0f}"
+    """R-hat and effective sample size of a network, marked where it did not converge."""
+    mark = "" if converged(row) else "not converged: "
+    return f"{mark}R-hat {row['r_hat']:.3f}, ESS {row['ess']:.0f}"
 
 
-def _by_model(rows: list[Row], method: str = "nuts") -> dict[str, Row]:
-    return {row["model"]: row for row in rows if row["method"] == method}
+def _choose(rows: list[Row], method: str, names: Iterable[str], key: str = "model") -> dict[str, Row]:
+    """Rows of one method by the names of their models or priors; all names must be there."""
+    found = {row[key]: row for row in rows if row["method"] == method}
+    if missing := [name for name in names if name not in found]:
+        raise MissingRowsError(f"rows of the method '{method}' for {', '.join(missing)}")
+    return found
 
 
 def _data(rows: list[Row]) -> Row:
-    return next(row for row in rows if row["method"] == "data")
+    """The row that holds the data."""
+    for row in rows:
+        if row["method"] == "data":
+            return row
+    raise MissingRowsError("the row of the data (method 'data')")
 
 
 def teaser_figure(rows: list[Row]) -> Figure:
     """Banana: Gaussian processes above, networks of finite width by NUTS below; each with its confidence far away."""
     figure = Figure(figsize=(12, 4.4), layout="constrained")
-    panels = figure.subplots(2, len(COLUMNS))
+    panels = figure.subplots(2, len(TEASER_MODELS))
     for line, (method, label) in enumerate((("gp", "infinite width"), ("nuts", "finite width"))):
-        chosen = _by_model(rows, method)
-        for axes, (name, title) in zip(panels[line], COLUMNS.items(), strict=True):
+        chosen = _choose(rows, method, TEASER_MODELS)
+        for axes, (name, title) in zip(panels[line], TEASER_MODELS.items(), strict=True):
             _panel(axes, chosen[name], _data(rows))
             far = f"confidence at |x| = 10: {chosen[name]['far_confidence']:.2f}"
             axes.set_xlabel(f"{far}\n{_convergence(chosen[name])}" if method == "nuts" else far, fontsize=7)
@@ -76,17 +92,17 @@ def teaser_figure(rows: list[Row]) -> Figure:
 
 def mean_variance_figure(rows: list[Row]) -> Figure:
     """Mean and variance of the class probability: a line for each periodic activation, and one for the others."""
+    lines = [[f"{kernel}-{name}" for kernel in KERNELS] for name in TITLES] + [list(OTHERS)]
+    chosen = _choose(rows, "nuts", [name for line in lines for name in line])
     figure = Figure(figsize=(12, 10), layout="constrained")
     panels = figure.subplots(len(TITLES) + 1, 6)
-    chosen = _by_model(rows)
-    lines = [[f"{kernel}-{name}" for kernel in KERNELS] for name in TITLES] + [["relu", "local_rbf", "local_matern32"]]
     for line, names in enumerate(lines):
         for column, name in enumerate(names):
             mean, variance = panels[line, 2 * column], panels[line, 2 * column + 1]
             _panel(mean, chosen[name], _data(rows))
             _panel(variance, chosen[name], key="variance")
             mean.set_xlabel(_convergence(chosen[name]), fontsize=6)
-            title = LABELS[KERNELS[column]] if line < len(TITLES) else COLUMNS[name]
+            title = LABELS[KERNELS[column]] if line < len(TITLES) else TEASER_MODELS[name]
             if line in (0, len(TITLES)):
                 mean.set_title(f"{title}\nmean", fontsize=9)
                 variance.set_title(f"{title}\nvariance", fontsize=9)
@@ -97,12 +113,14 @@ def mean_variance_figure(rows: list[Row]) -> Figure:
 
 def width_figure(rows: list[Row]) -> Figure:
     """Banana for several numbers of units, under the exponential and the RBF kernel."""
-    chosen = _by_model(rows)
-    widths = sorted({row["units"] for row in chosen.values()})
+    widths = sorted({row["units"] for row in rows if row["method"] == "nuts"})
+    columns = [(kernel, units) for kernel in ("exponential", "rbf") for units in widths]
+    names = [f"{kernel}-{name}-{units}" for name in TITLES for kernel, units in columns]
+    chosen = _choose(rows, "nuts", names or ["any width"])
     figure = Figure(figsize=(4 * len(widths), 8), layout="constrained")
-    panels = figure.subplots(len(TITLES), 2 * len(widths))
+    panels = figure.subplots(len(TITLES), len(columns))
     for line, (name, title) in enumerate(TITLES.items()):
-        for column, (kernel, units) in enumerate((k, u) for k in ("exponential", "rbf") for u in widths):
+        for column, (kernel, units) in enumerate(columns):
             row = chosen[f"{kernel}-{name}-{units}"]
             _panel(panels[line, column], row, _data(rows))
             panels[line, column].set_xlabel(_convergence(row), fontsize=6)
@@ -114,10 +132,10 @@ def width_figure(rows: list[Row]) -> Figure:
 
 def _regression(rows: list[Row], method: str) -> Figure:
     """Nine panels: mean, 95 % of the posterior of f (dark) and of the prediction of y (light), and the data."""
+    chosen, data = _choose(rows, method, NINE, key="prior"), _data(rows)
     figure = Figure(figsize=(10, 7), layout="constrained")
     panels = figure.subplots(3, 3, sharex=True, sharey=True)
-    data = _data(rows)
-    for axes, row in zip(panels.flat, (r for r in rows if r["method"] == method), strict=True):
+    for axes, row in zip(panels.flat, (chosen[prior] for prior in NINE), strict=True):
         grid, mean = np.asarray(row["grid"]), np.asarray(row["mean"])
         for key, color in (("std_y", "#ffe5cf"), ("std", "#dbd0c3")):
             half = 1.96 * np.asarray(row[key])
@@ -139,7 +157,7 @@ def regression_figure(rows: list[Row]) -> Figure:
 
 
 def finite_regression_figure(rows: list[Row]) -> Figure:
-    """One-dimensional regression by networks of ten units."""
+    """One-dimensional regression by networks of ten units, sampled with elliptical slices."""
     return _regression(rows, "slices")
 
 
