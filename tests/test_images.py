@@ -21,7 +21,7 @@ from bochner.experiments.images import ood, pretraining, rotation, scoring
 from bochner.experiments.images.crops import shift
 from bochner.experiments.images.pretraining import Pictures, Schedule, features, network, pretrained
 from bochner.experiments.images.rotation import EXPERIMENTS, rotate, run_network
-from bochner.experiments.published import PublishedLaplace
+from bochner.experiments.published_laplace import PublishedLaplace
 from bochner.experiments.rows import read_rows, write_rows
 from bochner.experiments.zoo import Shape, assemble
 from bochner.networks import digit_net, googlenet

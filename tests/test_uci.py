@@ -19,15 +19,17 @@ from typer.testing import CliRunner
 
 from bochner.cli import app
 from bochner.datasets import Dataset, folds
+from bochner.datasets.tables import ADULT_NUMERIC
 from bochner.experiments.catalogue import EXPERIMENTS, Request
-from bochner.experiments.published import PublishedLaplace, decay
+from bochner.experiments.published import decay, linear_search
+from bochner.experiments.published_laplace import PublishedLaplace
 from bochner.experiments.rows import read_rows
 from bochner.experiments.uci import kfac as uci
 from bochner.experiments.uci import swag
 from bochner.experiments.uci import sweep as sweeping
 from bochner.experiments.uci.data import Data
-from bochner.experiments.uci.kfac import Config, Sweep, run_set
-from bochner.experiments.uci.protocols import PROTOCOLS, Bench, Paper, held_out_noise
+from bochner.experiments.uci.kfac import Sweep, run_set
+from bochner.experiments.uci.protocols import PROTOCOLS, Bench, Config, Paper, held_out_noise
 from bochner.experiments.uci.sweep import pending, sweep, units
 from bochner.experiments.zoo import MODELS, Shape, activation, build
 from bochner.networks import SeededDropout
@@ -288,7 +290,7 @@ def test_only_the_numeric_columns_of_adult_are_standardised_under_paper(monkeypa
     """Departure 34: its 0/1 columns stay; under bochner all are standardised."""
     generator = np.random.default_rng(1)
     x = np.concatenate([generator.normal(3, 5, (60, 6)), generator.random((60, 4)) < 0.2], 1)
-    names = (*uci.ADULT_NUMERIC, "a=1", "a=2", "b=1", "b=2")
+    names = (*ADULT_NUMERIC, "a=1", "a=2", "b=1", "b=2")
     full = Dataset("adult", x, np.arange(60) % 2, 2, names)
     seen = {}
     monkeypatch.setattr(uci, "load", lambda _: full)
@@ -468,11 +470,11 @@ def test_the_first_phase_of_published_swag_is_sgd(protocol, optimizer, monkeypat
 
 def test_the_published_search_is_a_linear_grid():
     """Departure 36: from 0.001 to 3 in even steps; a rate that diverges does not count."""
-    best, tried = swag.linear_search(lambda rate: math.nan if rate > 2 else abs(rate - 1), trials=4)
+    best, tried = linear_search(lambda rate: math.nan if rate > 2 else abs(rate - 1), trials=4)
     assert [rate for rate, _ in tried] == pytest.approx([0.001, 0.001 + 2.999 / 3, 0.001 + 2 * 2.999 / 3, 3.0])
     assert best == pytest.approx(0.001 + 2.999 / 3)
     with pytest.raises(DivergedError, match=r"No learning rate between 0.001 and 3.0 gave a finite score"):
-        swag.linear_search(lambda _: math.nan, trials=3)
+        linear_search(lambda _: math.nan, trials=3)
 
 
 @pytest.mark.usefixtures("generated")
@@ -546,7 +548,7 @@ from bochner.experiments.uci import kfac as uci
 from bochner.experiments.uci import swag
 from bochner.experiments.catalogue import Request
 from bochner.experiments.uci.sweep import sweep
-from bochner.experiments.uci.kfac import Config
+from bochner.experiments.uci.protocols import Config
 uci.load = test_uci.tiny
 config = Config(protocol="paper", **test_uci.SMALL)
 sweep(config, ["boston", "concrete"], ["relu", "rbf-sin", "rbf-tri"], Path(sys.argv[1]), Request())
@@ -648,7 +650,7 @@ from bochner.experiments.uci import kfac as uci
 from bochner.experiments.uci import swag
 from bochner.experiments.catalogue import Request
 from bochner.experiments.uci.sweep import sweep
-from bochner.experiments.uci.kfac import Config
+from bochner.experiments.uci.protocols import Config
 
 ray.init(num_cpus=2, include_dashboard=False, runtime_env={{"env_vars": {{"BOCHNER_DATA": sys.argv[2]}}}})
 for engine, workers in (("local", 1), ("ray", 2)):

@@ -1,23 +1,25 @@
-"""Every experiment of the paper by name, and what may be asked of it.
+"""Every experiment of the paper by name, and the options of a run.
 
 An experiment checks a request before any work is done, and makes the rows that its file lacks: a second run of the same request
-finds them and stops. The module of an experiment holds the two functions, ``check`` and ``run``, and is imported when it is used.
+does nothing. The module of an experiment has two functions, ``check`` and ``run``, and is imported when they are needed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from bochner.errors import unknown_name
 
-PROTOCOLS = ("bochner", "paper")
+PROTOCOLS = ("bochner", "paper")  # the first is the default
+
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of an experiment. What does not concern it is left aside.
+    """The options of a run. An experiment ignores those that are not about it.
 
     Attributes:
         seed: Seed of every draw.
@@ -31,7 +33,7 @@ class Request:
         workers: UCI: jobs at a time.
         head: CIFAR: "text" or "code".
         progress: Whether to show bars.
-        report: Called with a line for everything that is done.
+        report: Called with a line of text after each step.
     """
 
     seed: int = 0
@@ -48,17 +50,17 @@ class Request:
     report: Callable[[str], None] = lambda _: None
 
 
-def chosen(option: str, given: Sequence[Any] | None, known: Iterable[Any]) -> list[Any]:
-    """The names that were given, all known ones by default; a ValueError where one is not known."""
+def chosen(option: str, requested: Sequence[Name] | None, known: Iterable[Name]) -> list[Name]:
+    """The requested names without repetitions, by default all known ones; a ValueError if one is not known."""
     known = list(known)
-    names = list(dict.fromkeys(known if given is None else given))
+    names = list(dict.fromkeys(known if requested is None else requested))
     if not names:
         raise ValueError(
-            f"The {option} parameter must name at least one of {', '.join(map(str, known))}, got {given!r}."
+            f"The {option} parameter must name at least one of {', '.join(map(str, known))}, got {requested!r}."
         )
     for name in names:
         if name not in known:
-            raise ValueError(unknown_name(option, name, [str(each) for each in known]))
+            raise ValueError(unknown_name(option, name, [str(other) for other in known]))
     return names
 
 
@@ -68,13 +70,18 @@ class Experiment:
 
     Attributes:
         name: Its name on the command line.
-        folder: Where its rows go, under results.
-        module: Where its ``check`` and ``run`` are.
+        folder: Folder of its rows, under results.
+        module: Name of the module of its ``check`` and ``run``.
     """
 
     name: str
     folder: str
     module: str
+
+    @property
+    def files_by_protocol(self) -> bool:
+        """Whether the rows of each protocol are in a file of their own."""
+        return self.folder == "toys"
 
     def check(self, request: Request) -> None:
         """Raises a ValueError where a request cannot be met: an unknown name, a data set that is missing."""
@@ -82,8 +89,9 @@ class Experiment:
         import_module(self.module).check(self.name, request)
 
     def run(self, request: Request, folder: Path) -> Path:
-        """Makes the rows that are missing; returns their file. Toys under "paper" have one of their own."""
-        suffix = "-paper" if self.folder == "toys" and request.protocol == "paper" else ""
+        """Makes the rows that are missing; returns their file."""
+        is_default = request.protocol == PROTOCOLS[0]
+        suffix = f"-{request.protocol}" if self.files_by_protocol and not is_default else ""
         path = folder / f"{self.name}{suffix}.jsonl"
         import_module(self.module).run(self.name, request, path)
         return path
@@ -103,7 +111,7 @@ EXPERIMENTS = {name: Experiment(name, folder, module) for module, (folder, names
 
 
 def everything(request: Request) -> list[tuple[Experiment, Request]]:
-    """All experiments of the paper under a protocol, the quick ones first: classes by both posteriors, CIFAR with both heads."""
+    """All experiments of the paper under one protocol, the quick ones first: classes by both posteriors, CIFAR with both heads."""
     variants = {
         "uci-classification": [{"posterior": "kfac"}, {"posterior": "swag"}],
         "cifar-ood": [{"head": "text"}, {"head": "code"}],

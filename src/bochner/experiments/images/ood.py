@@ -40,8 +40,9 @@ from bochner.experiments.images.pretraining import (
     training_features,
 )
 from bochner.experiments.images.scoring import OUTSIDE, plain_rows, prediction_rows
+from bochner.experiments.published import linear_search
 from bochner.experiments.rows import Row, add_rows, provenance, read_rows
-from bochner.experiments.uci.swag import hold_lengthscales, linear_search
+from bochner.experiments.uci.swag import hold_lengthscales
 from bochner.experiments.zoo import Shape, assemble
 from bochner.models import Model
 from bochner.networks import SeededDropout

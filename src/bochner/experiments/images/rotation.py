@@ -24,7 +24,7 @@ from bochner import metrics
 from bochner.datasets import load_images
 from bochner.experiments.catalogue import Request, chosen
 from bochner.experiments.images.crops import shift
-from bochner.experiments.published import PublishedLaplace
+from bochner.experiments.published_laplace import PublishedLaplace
 from bochner.experiments.rows import Row, add_rows, provenance, read_rows
 from bochner.experiments.zoo import Shape, assemble
 from bochner.models import Model

@@ -69,26 +69,20 @@ def _standardise(values: np.ndarray, train: np.ndarray) -> np.ndarray:
 def score_folds(prediction: Predictive, y: Tensor) -> list[Row]:
     """Metrics of each fold, in standardised units; None for all of them where a prediction is not finite."""
     log_prob = prediction.log_prob(y).double().cpu().numpy()
-    rows: list[Row] = []
-    for i, own in enumerate(log_prob):
-        target = y[i].cpu().numpy()
-        if isinstance(prediction, GaussianPredictive):
-            mean = prediction.mean[i].double().cpu().numpy()
-            good = np.isfinite(own).all() and np.isfinite(mean).all()
-            row = (
-                {"nlpd": metrics.nlpd(own), "rmse": metrics.rmse(target, mean)}
-                if good
-                else {"nlpd": None, "rmse": None}
-            )
-        else:
-            p = prediction.probabilities[i].double().cpu().numpy()  # pyright: ignore[reportAttributeAccessIssue]
-            good = np.isfinite(own).all() and np.isfinite(p).all()
-            row = {"nlpd": None, "accuracy": None, "auc": None}
-            if good:
-                row = {
-                    "nlpd": metrics.nlpd(own),
-                    "accuracy": metrics.accuracy(target, p),
-                    "auc": metrics.auc(target, p),
-                }
-        rows.append(row)
-    return rows
+    score = _score_targets if isinstance(prediction, GaussianPredictive) else _score_classes
+    values = prediction.mean if isinstance(prediction, GaussianPredictive) else prediction.probabilities  # pyright: ignore[reportAttributeAccessIssue]
+    folds = zip(values.double().cpu().numpy(), log_prob, y.cpu().numpy(), strict=True)
+    return [score(predicted, density, target) for predicted, density, target in folds]
+
+
+def _score_targets(mean: np.ndarray, log_prob: np.ndarray, target: np.ndarray) -> Row:
+    if not (np.isfinite(log_prob).all() and np.isfinite(mean).all()):
+        return {"nlpd": None, "rmse": None}
+    return {"nlpd": metrics.nlpd(log_prob), "rmse": metrics.rmse(target, mean)}
+
+
+def _score_classes(p: np.ndarray, log_prob: np.ndarray, target: np.ndarray) -> Row:
+    if not (np.isfinite(log_prob).all() and np.isfinite(p).all()):
+        return {"nlpd": None, "accuracy": None, "auc": None}
+    accuracy, auc = metrics.accuracy(target, p), metrics.auc(target, p)
+    return {"nlpd": metrics.nlpd(log_prob), "accuracy": accuracy, "auc": auc}

@@ -1,33 +1,93 @@
-"""What the two protocols decide about trained networks, in the same four steps.
+"""The two protocols of the UCI tables, as two objects with the same methods.
 
-A learning rate for all folds by their validation rows; something learnt from the same rows beside it; a prediction of the test
-rows; and what a row says of these choices. ``Paper`` does what the published code did, ``Bochner`` what a careful statistician
-would do.
+``choose_rate`` chooses a learning rate for all folds by their validation rows, ``tune`` learns what else the prediction needs from
+the same rows, ``predict`` predicts the test rows, and ``choice`` gives the entries of a row that record these choices. Beside these
+a protocol says which columns are standardised and how SWAG trains. ``Paper`` does what the published code did, ``Bochner`` what a
+careful statistician would do.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from bochner.experiments.published import PublishedLaplace
+from bochner.datasets.tables import ADULT_NUMERIC
+from bochner.experiments.published import linear_search
+from bochner.experiments.published_laplace import PublishedLaplace
 from bochner.experiments.rows import Row
 from bochner.experiments.uci.data import Data
 from bochner.models import Model
 from bochner.posteriors.laplace import Laplace
+from bochner.posteriors.swag import tune_learning_rate
 from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive
-from bochner.training.map import tf32
+from bochner.training.map import adam, sgd, tf32
+
+Tuned = TypeVar("Tuned")
+OptimizerMaker = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+
+
+FOLDS = tuple(range(10))
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of a sweep; sizes and grids are the paper's.
+
+    Attributes:
+        experiment: "uci-regression" or "uci-classification".
+        protocol: "bochner" or "paper".
+        posterior: "kfac", or "swag" for classification.
+        seed: Seed of every draw.
+        device: Where to compute.
+        folds: Numbers of the folds.
+        epochs: Epochs of training.
+        hidden: Widths of the extractor's layers.
+        width: Units of the model layer.
+        rates: Learning rates that are tried.
+        scales: Scales of the posterior's covariance that are tried under "paper".
+        grid_draws: Posterior samples while a scale or a rate is chosen.
+        draws: Posterior samples for the test rows.
+        noise_points: Noise inputs that the scale is chosen with.
+        noise_weight: Weight of their NLPD beside that of the validation rows.
+        swag_epochs: Epochs that SWAG is collected from.
+        swag_trials: Learning rates that are tried for SWAG.
+        precision: Precision of matrix products on a GPU.
+    """
+
+    experiment: str = "uci-regression"
+    protocol: str = "bochner"
+    posterior: str = "kfac"
+    seed: int = 0
+    device: str = "cpu"
+    folds: tuple[int, ...] = FOLDS
+    epochs: int = 100
+    hidden: tuple[int, ...] = (1000, 1000, 500, 25)
+    width: int = 2000
+    rates: tuple[float, ...] = (5e-5, 1e-4, 5e-4, 1e-3)
+    scales: tuple[float, ...] = (0.01, 0.05, 0.1, 0.15, 0.2, 0.25)
+    grid_draws: int = 30
+    draws: int = 50
+    noise_points: int = 200
+    noise_weight: float = 0.2
+    swag_epochs: int = 40
+    swag_trials: int = 12
+    precision: Literal["float32", "tf32", "bfloat16"] = "bfloat16"
+
+    @classmethod
+    def swag(cls, **options: Any) -> "Config":
+        """The paper's SWAG networks: d-1000-1000-500-50-c, 20 epochs before the posterior is collected."""
+        return cls(posterior="swag", hidden=(1000, 1000, 500), width=50, epochs=20, **options)
 
 
 @dataclass
 class Bench:
-    """What networks of a set are trained and judged with.
+    """The data and settings that the networks of one set train and are tested with.
 
     Attributes:
         config: Settings of the sweep.
@@ -36,14 +96,28 @@ class Bench:
         seeds: The seed of each fold.
     """
 
-    config: Any
+    config: Config
     data: Data
     batch: int
     seeds: Tensor
 
 
-class Protocol(ABC):
-    """The decisions about trained networks."""
+class Protocol(ABC, Generic[Tuned]):
+    """The decisions of one protocol; ``Tuned`` is what ``tune`` learns.
+
+    Attributes:
+        swag_optimizer: Optimiser of a SWAG network before its posterior is collected.
+    """
+
+    swag_optimizer: OptimizerMaker
+
+    @abstractmethod
+    def scaled_columns(self, name: str) -> Collection[str] | None:
+        """Names of the columns of a set that are standardised; None for all."""
+
+    @abstractmethod
+    def search_swag_rate(self, loss: Callable[[float], float], config: Config) -> float:
+        """The learning rate of SWAG that a search finds, by a loss that may be NaN."""
 
     @abstractmethod
     def rate_metric(self, regression: bool) -> str:
@@ -54,20 +128,32 @@ class Protocol(ABC):
         """Which of the rates (rising) to take, by their scores in each fold, (rates, folds), lower better."""
 
     @abstractmethod
-    def tune(self, bench: Bench, nets: list[Model], fit_rows: Tensor, check_rows: Tensor) -> Any:
-        """What is learnt from the validation rows besides the rate."""
+    def tune(self, bench: Bench, nets: list[Model], fit_rows: Tensor, check_rows: Tensor) -> Tuned:
+        """Learns from the validation rows what else the prediction needs, beside the rate."""
 
     @abstractmethod
-    def predict(self, bench: Bench, nets: list[Model], tuned: Any) -> Predictive:
+    def predict(self, bench: Bench, nets: list[Model], tuned: Tuned) -> Predictive:
         """The prediction of the test rows of every fold."""
 
     @abstractmethod
-    def choice(self, tuned: Any, fold: int) -> Row:
-        """What a row says of ``tuned``."""
+    def choice(self, tuned: Tuned, fold: int) -> Row:
+        """The entries of a row that record what was tuned for its fold."""
 
 
-class Bochner(Protocol):
-    """The rate by validation density, the posterior of the output layer given all training rows and the prior, held-out noise."""
+class Bochner(Protocol[Tensor | None]):
+    """The rate by validation density, the posterior of the output layer given all training rows and the prior, held-out noise.
+
+    SWAG networks train by Adam first; Bayesian optimisation on a logarithmic scale finds SWAG's rate.
+    """
+
+    swag_optimizer = staticmethod(adam)
+
+    def scaled_columns(self, name: str) -> None:
+        """All columns."""
+
+    def search_swag_rate(self, loss: Callable[[float], float], config: Config) -> float:
+        """By Bayesian optimisation."""
+        return tune_learning_rate(loss, trials=config.swag_trials, seed=config.seed)[0]
 
     def rate_metric(self, regression: bool) -> str:  # noqa: ARG002
         """The log density, of targets as of classes."""
@@ -108,8 +194,21 @@ class Bochner(Protocol):
         return {"structure": "last_layer"} | ({} if tuned is None else {"noise": float(tuned[fold])})
 
 
-class Paper(Protocol):
-    """The rate by validation error, a variance scale by validation plus noise inputs, 50 draws of the published KFAC posterior."""
+class Paper(Protocol[float]):
+    """The rate by validation error, a variance scale by validation plus noise inputs, 50 draws of the published KFAC posterior.
+
+    SWAG networks train by SGD with momentum first, though the text calls it Adam; a linear grid finds SWAG's rate.
+    """
+
+    swag_optimizer = staticmethod(sgd)
+
+    def scaled_columns(self, name: str) -> Collection[str] | None:
+        """All columns, but of adult only those that are numbers: the published code leaves its 0/1 columns as they are."""
+        return ADULT_NUMERIC if name == "adult" else None
+
+    def search_swag_rate(self, loss: Callable[[float], float], config: Config) -> float:
+        """On the published grid."""
+        return linear_search(loss, trials=config.swag_trials)[0]
 
     def rate_metric(self, regression: bool) -> str:
         """The error of targets, the accuracy of classes."""
@@ -131,7 +230,7 @@ class Paper(Protocol):
         for i in range(len(config.scales)):
             prediction = self._average([d[i] for d in draws], posterior)
             each = self.scale_scores(prediction, data.y[check_rows], cut, config.noise_weight)
-            scores.append(float(each[torch.isfinite(each)].mean()))  # a diverged fold has no say
+            scores.append(float(each[torch.isfinite(each)].mean()))  # a diverged fold is left out
         return config.scales[int(np.argmin(np.where(np.isnan(scores), np.inf, scores)))]
 
     @staticmethod
@@ -173,16 +272,16 @@ class Paper(Protocol):
         return {"scale": tuned}
 
 
-PROTOCOLS: dict[str, Protocol] = {"bochner": Bochner(), "paper": Paper()}
+PROTOCOLS: dict[str, Protocol[Any]] = {"bochner": Bochner(), "paper": Paper()}
 
 
 def held_out_noise(prediction: GaussianPredictive, y: Tensor) -> Tensor:
-    """The noise of each fold, (F,), under which its validation targets are most probable, given the variance of f.
+    """The noise of each fold, (F,), that maximises the density of its validation targets, given the variance of f.
 
     Residuals of the training rows are too small, for the network has seen them. The search is between a hundredth of the
     residuals' root mean square and ten times it; a fold whose prediction is not finite has noise NaN.
     """
-    found = []
+    noises = []
     for residual, variance in zip((y - prediction.mean).double(), prediction.f_variance.double(), strict=True):
         square, scale = residual.square(), float(residual.square().mean().sqrt())
 
@@ -191,9 +290,9 @@ def held_out_noise(prediction: GaussianPredictive, y: Tensor) -> Tensor:
             return float((0.5 * square / total + 0.5 * total.log()).mean())
 
         if not (math.isfinite(scale) and scale > 0 and bool(torch.isfinite(variance).all())):
-            found.append(math.nan)
+            noises.append(math.nan)
             continue
         bounds = (math.log(scale / 100), math.log(scale * 10))
         best: Any = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-8})
-        found.append(math.exp(best.x))
-    return torch.tensor(found).to(prediction.mean)
+        noises.append(math.exp(best.x))
+    return torch.tensor(noises).to(prediction.mean)

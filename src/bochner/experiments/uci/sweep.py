@@ -12,7 +12,8 @@ import torch
 from bochner import datasets
 from bochner.experiments.catalogue import Request, chosen
 from bochner.experiments.rows import Row, add_rows, read_rows
-from bochner.experiments.uci.kfac import FOLDS, SETS, Config, run_set
+from bochner.experiments.uci.kfac import SETS, run_set
+from bochner.experiments.uci.protocols import FOLDS, Config
 from bochner.experiments.zoo import MODELS, by_activation
 
 ENGINES = ("local", "ray", "dask")
