@@ -17,7 +17,7 @@ from bochner.cli import app
 from bochner.datasets import IMAGES, check, fetch, load_images, summaries
 from bochner.datasets.images import Images
 from bochner.experiments.catalogue import Request
-from bochner.experiments.images import ood, pretraining, rotation, scoring
+from bochner.experiments.images import cifar, heads, ood, pretraining, rotation, scoring
 from bochner.experiments.images.crops import shift
 from bochner.experiments.images.pretraining import Pictures, Schedule, features, network, pretrained
 from bochner.experiments.images.rotation import EXPERIMENTS, rotate, run_network
@@ -507,7 +507,7 @@ def test_published_swag_draws_have_twice_the_covariance_inside_and_its_diagonal_
         torch.testing.assert_close(drawn.var(0), expected, rtol=0.05, atol=1e-9)  # its standard error is 0.7 %
 
 
-OOD = ood.Config(
+OOD = cifar.Config(
     **{
         "schedule": TINY,
         "held_out": 60,
@@ -534,7 +534,7 @@ OOD = ood.Config(
 def ood_rows(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ood")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ood, "load_images", pictures)
+        patch.setattr(cifar, "load_images", pictures)
         patch.setenv("BOCHNER_DATA", str(folder))
         for head in ood.HEADS:
             lines = []
@@ -561,9 +561,9 @@ def test_ood_rows_cover_the_table(ood_rows):
 @pytest.fixture(scope="module")
 def picture_features(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ood, "load_images", pictures)
+        patch.setattr(cifar, "load_images", pictures)
         patch.setenv("BOCHNER_DATA", str(tmp_path_factory.mktemp("features")))
-        return ood.Features(OOD, progress=False)
+        return cifar.Features(OOD, progress=False)
 
 
 def test_only_sets_outside_get_their_own_batch_norm(picture_features):
@@ -616,17 +616,17 @@ def test_published_heads_train_by_sgd_with_dropout_on_changing_views(picture_fea
     wide = data.views[0].shape[1]
     matrix = torch.randn(wide, 25, generator=torch.Generator().manual_seed(0)) if head == "code" else None
     monkeypatch.setattr(data, "projection", matrix, raising=False)
-    fit = ood.fit_map
+    fit = heads.fit_map
 
     def heard(model, x, y, recipe, **options):
         calls.append((model, recipe, x.clone()))
         return fit(model, x, y, recipe, **options)
 
-    monkeypatch.setattr(ood, "fit_map", heard)
-    collected = ood._Published(replace(OOD, head=head, published_epochs=3), data, "rbf-sin")
+    monkeypatch.setattr(heads, "fit_map", heard)
+    collected = heads.PublishedHead(replace(OOD, head=head, published_epochs=3), data, "rbf-sin")
     (model, recipe, first), (_, _, second) = calls
     assert (recipe.epochs, recipe.optimizer.__name__, recipe.lr, recipe.scale_lr) == (3, "sgd", 1e-4, 1e-5)
-    assert ood.Config().published_epochs == 50
+    assert cifar.Config().published_epochs == 50
     dropout = model.extractor[0]
     assert (dropout.p, dropout.width) == (0.1, wide)
     assert model.layer.in_features == (25 if head == "code" else wide)
@@ -691,13 +691,15 @@ def test_aupr_at_the_full_base_rate_is_that_of_repeated_images():
 
 
 def test_a_method_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(ood, "load_images", pictures)
+    monkeypatch.setattr(cifar, "load_images", pictures)
     monkeypatch.setenv("BOCHNER_DATA", str(tmp_path))
 
     def fails(_config, _data, _name):
         raise DivergedError("too fast")
 
-    monkeypatch.setattr(ood, "METHODS", [(m[0], m[1], fails, m[3]) if m[0] == "ensemble" else m for m in ood.METHODS])
+    monkeypatch.setattr(
+        ood, "METHODS", [m._replace(make=fails) if m.posterior == "ensemble" else m for m in ood.METHODS]
+    )
     lines = []
     rows = ood.make_rows(OOD, tmp_path / "cifar-ood.jsonl", Request(models=("relu",), report=lines.append))
     assert [row["reason"] for row in rows if row["status"] == "diverged"] == ["too fast"]
@@ -710,7 +712,7 @@ def test_a_method_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_everything_runs_on_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(ood, "load_images", pictures)
+    monkeypatch.setattr(cifar, "load_images", pictures)
     monkeypatch.setenv("BOCHNER_DATA", str(tmp_path))
     rows = ood.make_rows(replace(OOD, device="cuda"), tmp_path / "cifar-ood.jsonl", Request())
     assert {row["status"] for row in rows} == {"ok"}

@@ -8,9 +8,9 @@ from bochner.training.randomness import counter_uniform
 
 
 def shift(images: Tensor, most: int, seed: int, stream: int, *, mirror: bool = False) -> Tensor:
-    """Every image (n, c, h, w) moved by up to ``most`` pixels along both axes, zeros moving in; with ``mirror`` half are mirrored.
+    """Images (n, c, h, w), each moved by up to ``most`` pixels along both axes and padded with zeros.
 
-    The memory of the result has the channels last, as convolutions on a GPU like it.
+    With ``mirror`` half of them are mirrored. The channels of the result are last in memory: convolutions on a GPU are faster so.
     """
     num, _, height, width = images.shape
     draws = counter_uniform(torch.tensor([seed], device=images.device), stream, 3 * num).reshape(3, num, 1, 1)

@@ -1,4 +1,4 @@
-"""How well scores tell images outside the distribution from those inside: rows for the table and the figures."""
+"""Rows for the table and figures of CIFAR-10: how well scores tell images of other sets from its own."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,10 +23,10 @@ def _numbers(values: Tensor) -> np.ndarray:
 
 
 def _scored(scores: dict[str, Tensor]) -> list[Row]:
-    """How well a score tells each set outside from CIFAR-10.
+    """For each set outside, how well a score tells it from CIFAR-10.
 
-    ``aupr_full`` is the AUPR that the same separation has at the base rate of the whole sets, and ``aupr_trapezoid`` that with
-    straight lines between the points of the curve, as the paper has it.
+    ``aupr_full`` is the AUPR of the same separation at the base rate of the whole sets; ``aupr_trapezoid`` is the same with
+    straight lines between the points of the curve, as in the paper.
     """
     inside = _numbers(scores["cifar10"])
     weight = {name: FULL_SIZE[name] / len(scores[name]) for name in OUTSIDE}
@@ -43,8 +43,8 @@ def _scored(scores: dict[str, Tensor]) -> list[Row]:
     ]
 
 
-def _picture(scores: dict[str, Tensor], entropy: dict[str, Tensor]) -> Row:
-    """What the figure shows: histograms of a score over the sets, and the images of lowest and highest entropy."""
+def _histogram_row(scores: dict[str, Tensor], entropy: dict[str, Tensor]) -> Row:
+    """The row for the figures: histograms of a score over the sets, and the images of lowest and highest entropy."""
     values = {name: _numbers(score) for name, score in scores.items()}
     top = max(float(v.max()) for v in values.values())
     counts = {name: np.histogram(v, bins=50, range=(0, top))[0].tolist() for name, v in values.items()}
@@ -59,7 +59,7 @@ def _picture(scores: dict[str, Tensor], entropy: dict[str, Tensor]) -> Row:
 def prediction_rows(predictions: dict[str, Any], y: Tensor, *, mean_variance: bool = False) -> list[Row]:
     """Rows of one posterior: for every score, each set outside, and the histogram.
 
-    With ``mean_variance`` the marginal variance is the mean over the classes, as the published code has it, not their sum.
+    With ``mean_variance`` the marginal variance is the mean over the classes, as in the published code, not their sum.
     """
     inside = predictions["cifar10"]
     common = {
@@ -69,9 +69,9 @@ def prediction_rows(predictions: dict[str, Any], y: Tensor, *, mean_variance: bo
     entropy = {name: p.entropy for name, p in predictions.items()}
     rows = []
     for score, of in SCORES.items():
-        share = inside.probabilities.shape[-1] if mean_variance and score == "marginal_variance" else 1
-        scores = {name: of(p) / share for name, p in predictions.items()}
-        rows += [{"score": score, **common, **row} for row in [*_scored(scores), _picture(scores, entropy)]]
+        divisor = inside.probabilities.shape[-1] if mean_variance and score == "marginal_variance" else 1
+        scores = {name: of(p) / divisor for name, p in predictions.items()}
+        rows += [{"score": score, **common, **row} for row in [*_scored(scores), _histogram_row(scores, entropy)]]
     return rows
 
 
