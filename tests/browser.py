@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,13 @@ class Browser:
                 assert "error" not in found, found
                 return found["result"]
 
-    def open(self, path: Path, width: int = 1280, theme: str = "light") -> None:
-        """Opens a file in a window of a width and a theme, and waits until it is there."""
+    def open(self, path: Path, width: int = 1280, theme: str = "light", query: str = "") -> None:
+        """Opens a file in a window of a width and a theme, and waits until it is loaded."""
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
         self.errors.clear()
         self.requests.clear()
-        self.send("Page.navigate", url=path.as_uri())
+        self.send("Page.navigate", url=path.as_uri() + query)
         while self._message().get("method") != "Page.loadEventFired":
             pass
 
@@ -84,6 +85,14 @@ class Browser:
         found = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
+
+    def wait(self, script: str, seconds: float = 60) -> Any:
+        """The value of an expression in the page, once it is true."""
+        end = time.monotonic() + seconds
+        while not (found := self.run(script)):
+            assert time.monotonic() < end, f"{script} stays {found!r}"
+            time.sleep(0.05)
+        return found
 
     def key(self, name: str, code: int) -> None:
         """Presses a key."""
@@ -102,9 +111,9 @@ class Browser:
         os.close(self._in)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def browser(tmp_path_factory):
-    """A chromium for the tests of a module."""
-    own = Browser(tmp_path_factory.mktemp("chromium"))
-    yield own
-    own.close()
+    """One chromium for all tests of a process."""
+    opened = Browser(tmp_path_factory.mktemp("chromium"))
+    yield opened
+    opened.close()

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from browser import browser as browser  # a fixture for all tests
+
 
 @pytest.fixture
 def generator() -> torch.Generator:

@@ -1,11 +1,8 @@
 """What the pages show and what the examples do. Links are checked in test_experiments.py."""
 
-import html
 import importlib.util
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +16,7 @@ import bochner
 from bochner.experiments.rows import read_rows
 from bochner.reports import tables, toys
 from bochner.reports.blocks import as_markdown
+from browser import needs_browser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -172,22 +170,16 @@ def test_formulas_are_mathml(site):
         assert '<math xmlns="http://www.w3.org/1998/Math/MathML"' in (site[0] / name).read_text(), name
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium is installed")
-def test_the_site_can_be_searched_from_a_folder(site, tmp_path):
+@needs_browser
+def test_the_site_can_be_searched_from_a_folder(site, browser):
     """Without a server a browser starts no worker; assets/worker.js stands in. The console stays clean."""
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
-    command += ["--enable-logging=stderr", "--virtual-time-budget=15000", f"file://{site[0]}/index.html?q=lengthscale"]
-    end = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert re.search(r"\d+ matching documents", end.stdout)
-    assert "CONSOLE" not in end.stderr
+    browser.open(site[0] / "index.html", query="?q=lengthscale")
+    assert browser.wait("/\\d+ matching documents/.test(document.body.textContent)")
+    assert browser.errors == []
 
 
-LOOK = """
-window.problems = [];
-addEventListener("error", event => problems.push(event.message));
-console.error = console.warn = (...words) => problems.push(words.join(" "));
-addEventListener("load", () => setTimeout(() => {
-  document.body.setAttribute("data-md-color-scheme", "THEME");
+LOOK = """(theme => {
+  document.body.setAttribute("data-md-color-scheme", theme);
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
   const light = (...colours) => {  // relative luminance of colours painted one over the other
     for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
@@ -204,48 +196,23 @@ addEventListener("load", () => setTimeout(() => {
   const kinds = ["p", "li", "td", "label", "select", "button[name]"].map(kind => ".md-content " + kind);
   const parts = [...document.querySelectorAll(kinds.join())];
   const faint = parts.filter(part => contrast(part) < 4.5).map(part => part.outerHTML.slice(0, 80));
-  const wide = document.documentElement.scrollWidth - innerWidth;
-  const look = {page: "PAGE", theme: "THEME", parts: parts.length, width: innerWidth, wide, faint, problems};
-  parent.postMessage(JSON.stringify(look), "*");
-}, 500));
-"""
+  return {parts: parts.length, wide: document.documentElement.scrollWidth - innerWidth, faint};
+})(%r)"""
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium is installed")
-def test_pages_fit_narrow_and_wide_screens_in_light_and_dark(site, tmp_path):
-    """Each page in a frame of 390 and of 1280 pixels: nothing sticks out, text has a contrast of 4.5, the console is clean."""
-    copy = tmp_path / "site"
-    shutil.copytree(site[0], copy)
-    frames = []
-    for page in ("explorer.html", "index.html", "default.html"):
-        for width, theme in ((390, "default"), (390, "slate"), (1280, "slate")):
-            script = f"<script>{LOOK.replace('THEME', theme).replace('PAGE', page)}</script>"
-            name = f"{width}-{theme}-{page}"
-            (copy / name).write_text((copy / page).read_text().replace("<head>", "<head>" + script, 1))
-            frames.append(f'<iframe width="{width}" height="900" style="border: 0" src="{name}"></iframe>')
-    show = "document.body.append(Object.assign(document.createElement('pre'), {textContent: event.data}))"
-    listen = f"<script>addEventListener('message', event => {show})</script>"
-    path = copy / "frames.html"
-    path.write_text(f'<!doctype html><meta charset="utf-8"><body>{listen}{"".join(frames)}')
-    command = [
-        "chromium",
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--dump-dom",
-    ]
-    end = subprocess.run(
-        [*command, "--virtual-time-budget=20000", f"file://{path}"], capture_output=True, text=True, timeout=120
-    )
-    looks = [json.loads(html.unescape(found)) for found in re.findall(r"<pre>(\{&?.*?\})</pre>", end.stdout)]
-    assert len(looks) == len(frames)
-    assert {look["width"] for look in looks} == {390, 1280}
-    for look in looks:
+@needs_browser
+@pytest.mark.parametrize("page", ["explorer.html", "index.html", "default.html"])
+def test_pages_fit_narrow_and_wide_screens_in_light_and_dark(page, site, browser):
+    """At 390 and at 1280 pixels: nothing sticks out, text has a contrast of 4.5, the console is clean."""
+    for width, theme in ((390, "default"), (390, "slate"), (1280, "slate")):
+        browser.open(site[0] / page, width)
+        browser.run(LOOK % theme)
+        browser.run("new Promise(done => setTimeout(done, 400))")  # colours change slowly
+        look = browser.run(LOOK % theme)
         assert look["parts"] > 5, look
         assert look["wide"] <= 0, look
         assert look["faint"] == [], look
-        assert look["problems"] == [], look
+        assert browser.errors == [], browser.errors
 
 
 def test_the_gallery_shows_every_example(site):

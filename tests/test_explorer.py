@@ -1,6 +1,5 @@
 """The prior explorer of the documentation: its mathematics against the library by node, its controls in a browser."""
 
-import html
 import json
 import re
 import shutil
@@ -14,15 +13,14 @@ import scipy.stats
 import torch
 
 from bochner import ClosedForm, Gaussian, Model, StationaryLayer, induced_kernel
+from browser import needs_browser
 
 DOCS = Path(__file__).parents[1] / "docs"
 KERNELS = ["rbf", "matern52", "matern32", "exponential"]
 PERIODIC = ["sin", "sincos", "paired", "triangle", "periodic_relu"]
 
 NODE = shutil.which("node")
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_node = pytest.mark.skipif(NODE is None, reason="node is not installed")
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
 
 
 def javascript(body: str, given: object = None):
@@ -104,8 +102,6 @@ def test_units_are_unbiased_however_they_are_drawn():
 
 DRIVER = """
 window.problems = [];
-window.requestAnimationFrame = draw => setTimeout(draw, 0);  // without a screen there are no frames
-window.cancelAnimationFrame = clearTimeout;
 addEventListener("error", event => problems.push(event.message));
 console.error = console.warn = (...words) => problems.push(words.join(" "));
 addEventListener("load", async () => {
@@ -132,37 +128,25 @@ addEventListener("load", async () => {
   const unlabelled = [...form.querySelectorAll("select, input")].filter(part => !part.labels.length).map(part => part.name);
   const overflow = document.documentElement.scrollWidth > innerWidth;
   const result = {effects, problems, said, unlabelled, overflow, width: innerWidth};
-  const outside = parent.document;
-  outside.body.replaceChildren(Object.assign(outside.createElement("pre"), {id: "result", textContent: JSON.stringify(result)}));
+  window.result = result;
 });
 """
 
 
 @needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
-def test_every_control_has_an_effect_and_the_console_stays_clean(width, tmp_path):
+def test_every_control_has_an_effect_and_the_console_stays_clean(width, browser, tmp_path):
     form = re.search(r"<form.*</script>", (DOCS / "explorer.md").read_text(), re.DOTALL)
     assert form is not None
     shutil.copytree(DOCS / "explorer", tmp_path / "explorer")
-    page = f"<!doctype html><script>{DRIVER}</script><body class='md-typeset'>{form[0]}"
-    # A window of a browser without a screen is 500 pixels wide or more; a frame may be narrower.
-    frame = f'<iframe width="{width}" height="2000" style="border: 0" srcdoc="{html.escape(page)}"></iframe>'
-    (tmp_path / "page.html").write_text(f'<!doctype html><meta charset="utf-8">{frame}')
-    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    command += [
-        "--window-size=1400,2000",
-        "--virtual-time-budget=20000",
-        "--dump-dom",
-        f"file://{tmp_path}/page.html",
-    ]
-    end = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    shown = re.search(r'<pre id="result">(.*?)</pre>', end.stdout, re.DOTALL)
-    assert shown is not None, end.stdout[-2000:]
-    result = json.loads(html.unescape(shown[1]))
+    page = f"<!doctype html><meta charset='utf-8'><script>{DRIVER}</script><body class='md-typeset'>{form[0]}"
+    (tmp_path / "page.html").write_text(page)
+    browser.open(tmp_path / "page.html", width)
+    result = browser.wait("window.result")
     assert result["width"] == width
     assert [name for name, effect in result["effects"].items() if not effect] == []
     assert len(result["effects"]) >= 4 + 4 + 2 + 2 + 2 * 3 + 4 + 2 - 1
-    assert result["problems"] == []
+    assert result["problems"] == browser.errors == []
     assert result["unlabelled"] == []
     assert not result["overflow"]
     assert result["said"].startswith("2 points.")

@@ -1,10 +1,8 @@
 """Pages of results: what they show, and how a browser sees them."""
 
 import html
-import json
 import re
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from bochner.reports.blocks import Block, MissingRowsError, as_markdown
 from bochner.reports.drawing import draw, how_to_make
 from bochner.reports.page import Section, render, write
 from bochner.reports.results import _sections, results_sections
+from browser import needs_browser
 
 RESULTS = Path(__file__).parents[1] / "results"
 EVIL = "<script>alert('a')</script>"
@@ -248,88 +247,58 @@ def test_figures_of_banana_say_which_rows_are_missing(figure):
 
 # ---------------------------------------------------------------------- in a browser
 
-CHROMIUM = shutil.which("chromium")
-FLAGS = (
-    *(
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-    ),
-    *("--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--v=0"),
-)
-browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-WRAPPER = """<!DOCTYPE html><meta charset="utf-8"><body data-found=""><script>
-window.onload = () => {
-  document.body.dataset.found = JSON.stringify([...document.querySelectorAll("iframe")].map(frame => {
-    const page = frame.contentDocument, root = page.documentElement, style = x => getComputedStyle(page.querySelector(x));
-    return {inner: frame.contentWindow.innerWidth, scroll: root.scrollWidth, height: root.scrollHeight,
-            paper: style("body").backgroundColor, card: style(".picture").backgroundColor,
-            tables: [...page.querySelectorAll(".table")].map(t => [t.clientWidth, t.scrollWidth]),
-            figures: [...page.querySelectorAll("svg")].map(s => s.getBoundingClientRect().width)};
-  }));
-};
-</script>%s"""
+
+SIZES = """(() => {
+  const root = document.documentElement, sizes = x => [...document.querySelectorAll(x)].map(t => [t.clientWidth, t.scrollWidth]);
+  return {inner: innerWidth, scroll: root.scrollWidth, height: root.scrollHeight, tables: sizes(".table"),
+          figures: [...document.querySelectorAll("svg")].map(s => s.getBoundingClientRect().width)};
+})()"""
 
 
-def _open(folder: Path, page: str, *options: str) -> tuple[str, list[str]]:
-    """The document as chromium has it in the end, and what it wrote to the console."""
+def _open(browser, folder: Path, page: str, width: int = 1280, theme: str = "light") -> None:
     path = folder / "page.html"
     path.write_text(page, encoding="utf-8")
-    profile = folder / f"profile-{len(list(folder.iterdir()))}"
-    command = [str(CHROMIUM), *FLAGS, *options, f"--user-data-dir={profile}", "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    browser.open(path, width, theme)
 
 
-def _measure(folder: Path, page: str, *options: str) -> list[dict]:
-    """The page laid out at 1280 and at 390 pixels; in frames, as a window of chromium is never narrower than 500."""
-    frames = [
-        f'<iframe width="{w}" height="900" style="border: 0" srcdoc="{html.escape(page)}"></iframe>'
-        for w in (1280, 390)
-    ]
-    document, console = _open(folder, WRAPPER % "".join(frames), *options)
-    assert console == []
-    return json.loads(html.unescape(re.search(r'data-found="([^"]*)"', document)[1]))
-
-
-@browser
-def test_pages_fit_a_desk_and_a_phone(results, tmp_path):
-    # What is widest: a figure of eleven inches and a table of twelve columns.
-    sections = [results[4], replace(results[-1], figures=(), captions=())]
+@needs_browser
+def test_pages_fit_a_desk_and_a_phone(results, browser, tmp_path):
+    by_title = {section.title: section for section in results}
+    wide_figure, wide_table = by_title["Theory: the error of finite width"], by_title["Images: cifar-ood, head text"]
+    sections = [wide_figure, replace(wide_table, figures=(), captions=())]
     page = render("A title " + "without_end_" * 12, sections, note="A note.")
-    assert _open(tmp_path, page)[1] == []
-    desk, phone = _measure(tmp_path, page)
-    for width, seen in ((1280, desk), (390, phone)):
+    for width in (1280, 390):
+        _open(browser, tmp_path, page, width)
+        seen = browser.run(SIZES)
+        assert browser.errors == []
         assert seen["inner"] == width
         assert seen["scroll"] <= seen["inner"]
         assert seen["height"] > 900
         assert all(inner <= width - 30 for inner, _ in seen["tables"])
-    assert any(scroll > inner for inner, scroll in phone["tables"])
-    assert phone["figures"] == [672]  # legible, in its own scroller
+    assert any(scroll > inner for inner, scroll in seen["tables"])
+    assert seen["figures"] == [672]  # legible, in its own scroller
 
 
-@browser
-def test_in_the_dark_the_page_is_dark_and_figures_stay_on_light_cards(tmp_path):
+@needs_browser
+def test_in_the_dark_the_page_is_dark_and_figures_stay_on_light_cards(browser, tmp_path):
     page = render("Dark", [Section("Figure", figures=(_figure(),))])
-    light, _ = _measure(tmp_path, page, "--blink-settings=preferredColorScheme=1")
-    dark, _ = _measure(tmp_path, page, "--blink-settings=preferredColorScheme=0")
-    brightness = [
-        sum(map(int, re.findall(r"\d+", seen[key]))) / 3 for seen in (light, dark) for key in ("paper", "card")
-    ]
-    assert brightness[0] > 240
-    assert brightness[1] > 240
-    assert brightness[2] < 40
-    assert brightness[3] > 230
+    brightness = {}
+    for theme in ("light", "dark"):
+        _open(browser, tmp_path, page, theme=theme)
+        for part in ("body", ".picture"):
+            color = browser.run(f"getComputedStyle(document.querySelector('{part}')).backgroundColor")
+            brightness[theme, part] = sum(map(int, re.findall(r"\d+", color)[:3])) / 3
+    assert brightness["light", "body"] > 240
+    assert brightness["light", ".picture"] > 240
+    assert brightness["dark", "body"] < 40
+    assert brightness["dark", ".picture"] > 230
 
 
-@browser
-def test_a_script_that_got_into_a_page_would_not_run_and_would_be_noticed(tmp_path):
+@needs_browser
+def test_a_script_that_got_into_a_page_would_not_run_and_would_be_noticed(browser, tmp_path):
     page = render("Safe", [Section("Text", "words")]).replace(
         "</body>", "<script>document.title = 'changed'</script></body>"
     )
-    document, console = _open(tmp_path, page)
-    assert "<title>Safe</title>" in document
-    assert any("Content Security Policy" in line for line in console)
+    _open(browser, tmp_path, page)
+    assert browser.run("document.title") == "Safe"
+    assert any("Content Security Policy" in line for line in browser.errors)

@@ -17,9 +17,8 @@ from bochner.reports.model.peers import Score, compared, likely
 from bochner.reports.model.strange import reasons
 from bochner.tables.estimators import TableClassifier, TableRegressor
 from bochner.tables.fitting import predict_rows
-from browser import browser, needs_browser
+from browser import needs_browser
 
-__all__ = ["browser"]
 EVIL = "<script>document.title='owned'</script>"
 OPTIONS = {"kernel": ("matern32",), "hidden_layer_sizes": (), "random_state": 0, "device": "cpu"}
 

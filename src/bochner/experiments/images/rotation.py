@@ -1,86 +1,22 @@
-"""Rotated digits: networks trained on upright ones, tested at every angle (the paper's MNIST figures).
+"""Rotated digits: networks trained on upright digits, tested at every angle (the paper's MNIST figures)."""
 
-Under "paper": pixels in [0, 1], random crops while training, the published model layer and its KFAC posterior with scale 1, test
-images turned by nearest neighbour. Under "bochner": standardised pixels, no crops; KFAC of the whole training set with the prior in
-it, predicting with the linearised network; and the closed form, a Laplace posterior of the output layer at its own mode given the
-features.
-"""
-
-import copy
-import itertools
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from bochner import metrics
 from bochner.datasets import load_images
 from bochner.experiments.catalogue import Request, chosen
-from bochner.experiments.images.crops import shift
-from bochner.experiments.published_laplace import PublishedLaplace
+from bochner.experiments.images.rotation_protocols import PROTOCOLS, Config
 from bochner.experiments.rows import Row, add_rows, provenance, read_rows
-from bochner.experiments.zoo import Shape, assemble
-from bochner.models import Model
-from bochner.networks import digit_net
-from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
-from bochner.posteriors.laplace import Laplace
-from bochner.predictive import CategoricalPredictive, Predictive
-from bochner.training.map import Recipe, fit_map, sgd, tf32
-from bochner.training.randomness import counter_uniform
+from bochner.predictive import Predictive
+from bochner.training.map import tf32
 
 NETWORKS = ("relu", "local-rbf", "rbf-sin", "rbf-sincos")
-Predict = Callable[[Tensor], Predictive]
-
-CHUNK = 2500  # images at a time
-HELD_OUT = 0.1  # share of the training images that choose how sure KFAC is under "bochner"
-PUBLISHED_MULTIPLIER = 0.2  # what the published networks multiply their features with at first, ReLU too
-
-
-@dataclass(frozen=True)
-class Config:
-    """Settings of a run; those of ``EXPERIMENTS["rotated-mnist"]`` are the paper's.
-
-    Attributes:
-        experiment: Its name, for the rows.
-        images: The set of images.
-        protocol: "paper" or "bochner".
-        seed: Seed of every draw.
-        device: Where to compute.
-        epochs: Epochs of SGD.
-        batch_size: Images in a minibatch.
-        lr: Learning rate. Under "bochner" it falls to 0.15 of what it was after half of the epochs and after 37 of 50.
-        scale_lr: Learning rate of the lengthscale, a tenth of the network's.
-        lengthscale: Where that starts under "bochner", but for ReLU, which has 1; under "paper" it is 5 for every model.
-        width: Units of the model layer.
-        crop: How far, in pixels, images are shifted in training under "paper".
-        draws: Posterior samples.
-        posteriors: What to predict with under "bochner"; under "paper" it is "map" and "kfac".
-        angles: Rotations of the test set, in degrees.
-    """
-
-    experiment: str = "rotated-mnist"
-    images: str = "mnist"
-    protocol: str = "bochner"
-    seed: int = 0
-    device: str = "cpu"
-    epochs: int = 50
-    batch_size: int = 64
-    lr: float = 1e-3
-    scale_lr: float = 1e-4
-    lengthscale: float = 0.2
-    width: int = 2000
-    crop: int = 4
-    draws: int = 30
-    posteriors: tuple[str, ...] = ("map", "kfac", "closed_form")
-    angles: tuple[int, ...] = tuple(range(0, 361, 10))
-
 
 EXPERIMENTS = {
     "rotated-mnist": Config(),
@@ -98,193 +34,8 @@ EXPERIMENTS = {
 }
 
 
-def steps(progress: float) -> float:
-    """The schedule under "bochner": 0.15 of the rate after 25 of 50 epochs and 0.15 of that after 37."""
-    return 1.0 if progress < 0.5 else (0.15 if progress < 0.74 else 0.0225)
-
-
-def published_steps(progress: float) -> float:
-    """The published schedule: every one of 50 epochs multiplies the rate by 0.9 from 26 on and by 0.81 from 38, to 0.0225.
-
-    The text has two falls to 0.9 in all, at epochs 25 and 37.
-    """
-    epoch = round(50 * progress, 9)  # of 50, whatever the number of epochs
-    return 0.9 ** (max(0, int(epoch) - 25) + max(0, int(epoch) - 37))
-
-
-def rotate(images: Tensor, degrees: Tensor | float, *, mode: str = "bilinear") -> Tensor:
-    """Images (n, c, h, w) turned counter-clockwise about their centre, with zeros where nothing was.
-
-    Args:
-        images: The images.
-        degrees: One angle, or one for each image, (n,).
-        mode: How pixels are looked up: "bilinear" or "nearest".
-    """
-    angle = torch.deg2rad(torch.as_tensor(degrees, dtype=images.dtype, device=images.device)).expand(len(images))
-    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-    turn = torch.stack([cos, -sin, zero, sin, cos, zero], -1).reshape(-1, 2, 3)
-    grid = F.affine_grid(turn, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, mode=mode, padding_mode="zeros", align_corners=False)
-
-
-class Protocol(ABC):
-    """What networks see under a protocol, how they train and what predicts: the same four steps for both.
-
-    Args:
-        config: Settings of the run.
-        held_out: Share of the training images that only choose how sure a posterior is.
-    """
-
-    def __init__(self, config: Config, held_out: float = 0.0) -> None:
-        data = load_images(config.images)
-
-        def pixels(values: Any) -> Tensor:
-            return torch.from_numpy(values).to(config.device)[:, None].float() / 255
-
-        def labels(values: Any) -> Tensor:
-            return torch.from_numpy(values).to(config.device).long()
-
-        self.config = config
-        self.train, self.test = pixels(data.x_train), pixels(data.x_test)
-        self.y_train, self.y_test = labels(data.y_train), labels(data.y_test)
-        count = int(held_out * len(self.train))
-        self.held, self.y_held = self.train[:count], self.y_train[:count]
-        self.train, self.y_train = self.train[count:], self.y_train[count:]
-
-    @abstractmethod
-    def shown(self, pixels: Tensor) -> Tensor:
-        """What a network sees of pixels in [0, 1]."""
-
-    @abstractmethod
-    def turned(self, angle: int) -> Tensor:
-        """What a network sees of the test images at an angle."""
-
-    @abstractmethod
-    def fit(self, name: str, progress: bool = False) -> tuple[Model, bool]:
-        """The network at its MAP estimate, and whether training went wrong."""
-
-    @abstractmethod
-    def posteriors(self, model: Model) -> dict[str, tuple[Predict, Row]]:
-        """By name, what predicts at images as the network sees them, and what it chose."""
-
-    def _network(self, name: str, lengthscale: float) -> Model:
-        config = self.config
-        generator = torch.Generator().manual_seed(config.seed + 2**32)
-        extractor = digit_net(self.train.shape[-1], generator=generator)
-        shape = Shape(config.protocol, 10, config.width, lengthscale=lengthscale)
-        return assemble(name, extractor, 25, shape, config.seed).to(config.device)
-
-    def _recipe(self, schedule: Callable[[float], float]) -> Recipe:
-        config = self.config
-        return Recipe(
-            config.epochs, config.batch_size, sgd, config.lr, config.scale_lr, schedule=schedule, precision="tf32"
-        )
-
-    @staticmethod
-    def _trained(model: Model) -> Predict:
-        """The prediction of a trained network itself."""
-        return lambda x: CategoricalPredictive.from_logits([torch.cat([model(part) for part in x.split(CHUNK)])])
-
-
-class Bochner(Protocol):
-    """Standardised pixels; KFAC of all layers whose width held-out images choose; the closed form of the output layer."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config, HELD_OUT if "kfac" in config.posteriors else 0.0)
-        self.mean, self.std = self.train.mean(), self.train.std()
-
-    def shown(self, pixels: Tensor) -> Tensor:
-        """Pixels standardised by the training images."""
-        return (pixels - self.mean) / self.std
-
-    def turned(self, angle: int) -> Tensor:
-        """The test images turned by the angle, bilinear."""
-        return self.shown(rotate(self.test, angle))
-
-    def fit(self, name: str, progress: bool = False) -> tuple[Model, bool]:
-        """Without crops; the rate falls twice."""
-        model = self._network(name, 1.0 if name == "relu" else self.config.lengthscale)
-        options: Any = {"seed": self.config.seed, "progress": progress}
-        fit = fit_map(model, self.shown(self.train), self.y_train, self._recipe(steps), **options)
-        return model.eval(), bool(fit.diverged.any())
-
-    def posteriors(self, model: Model) -> dict[str, tuple[Predict, Row]]:
-        """As the configuration names them."""
-        makers = {"map": self._map, "kfac": self._kfac, "closed_form": self._closed_form}
-        return {name: makers[name](model) for name in self.config.posteriors}
-
-    def _map(self, model: Model) -> tuple[Predict, Row]:
-        return self._trained(model), {}
-
-    def _kfac(self, model: Model) -> tuple[Predict, Row]:
-        kfac = Laplace(model, self.shown(self.train), self.y_train)
-        kfac.tune_prior(self.shown(self.held), self.y_held)
-
-        def predict(x: Tensor) -> Predictive:
-            generator = torch.Generator(x.device).manual_seed(self.config.seed)
-            return kfac.predict(x, samples=self.config.draws, chunk=1000, generator=generator)
-
-        return predict, {"prior_multiplier": kfac.prior_multipliers[0], "temperature": kfac.temperature}
-
-    def _closed_form(self, model: Model) -> tuple[Predict, Row]:
-        head = copy.deepcopy(model)  # the extractor stays as it is, so it is applied once
-        head.extractor = nn.Identity()
-
-        @torch.no_grad()
-        def extract(x: Tensor) -> Tensor:
-            return torch.cat([model.extractor(part) for part in x.split(CHUNK)])
-
-        generator = torch.Generator().manual_seed(self.config.seed)
-        options: Any = {"samples": self.config.draws, "generator": generator}
-        posterior = ClosedFormClassifier(head, extract(self.shown(self.train)), self.y_train, **options)
-        return lambda x: posterior.predict(extract(x)), {}
-
-
-class Paper(Protocol):
-    """Pixels in [0, 1], crops in training, images turned by nearest neighbour, the published KFAC posterior at scale 1."""
-
-    def shown(self, pixels: Tensor) -> Tensor:
-        """Pixels as they are."""
-        return pixels.clone()
-
-    def turned(self, angle: int) -> Tensor:
-        """The test images, each by an angle of its own from [angle, angle + 1]°, by nearest neighbour."""
-        seeds = torch.tensor([self.config.seed], device=self.test.device)
-        return rotate(self.test, angle + counter_uniform(seeds, angle, len(self.test))[0], mode="nearest")
-
-    def fit(self, name: str, progress: bool = False) -> tuple[Model, bool]:
-        """Every epoch has crops of its own, in the memory that training reads from."""
-        model, seen, epochs = self._network(name, 1 / PUBLISHED_MULTIPLIER), self.shown(self.train), itertools.count()
-
-        def crop(_: Any) -> None:
-            seen.copy_(self.shown(shift(self.train, self.config.crop, self.config.seed, next(epochs))))
-
-        crop(None)
-        options: Any = {"seed": self.config.seed, "after_epoch": crop, "progress": progress}
-        fit = fit_map(model, seen, self.y_train, self._recipe(published_steps), **options)
-        return model.eval(), bool(fit.diverged.any())
-
-    def posteriors(self, model: Model) -> dict[str, tuple[Predict, Row]]:
-        """The trained network, and draws of its KFAC posterior."""
-        first = slice(self.config.batch_size)
-        x, y = self.shown(self.train[first])[None], self.y_train[None, first]
-        seeds = torch.tensor([self.config.seed], device=x.device)
-        published = PublishedLaplace([model], x, y, num_data=len(self.train), seeds=seeds)
-        draws = [{n: p[0] for n, p in each.items()} for each in published.networks(scale=1.0, num=self.config.draws)]
-
-        def predict(images: Tensor) -> Predictive:
-            return CategoricalPredictive.from_logits(
-                torch.cat([functional_call(model, drawn, (part,)) for part in images.split(CHUNK)]) for drawn in draws
-            )
-
-        return {"map": (self._trained(model), {}), "kfac": (predict, {})}
-
-
-PROTOCOLS: dict[str, Callable[[Config], Protocol]] = {"bochner": Bochner, "paper": Paper}
-
-
-def score_images(prediction: Any, y: Tensor) -> Row:
-    """What the paper's figure shows, and the calibration error."""
+def score_images(prediction: Predictive, y: Tensor) -> Row:
+    """The metrics of the paper's figure, and the calibration error."""
     p, labels = prediction.probabilities.cpu(), y.cpu()
     row = {"accuracy": metrics.accuracy(labels, p), "confidence": float(prediction.confidence.mean())}
     return row | {"nlpd": metrics.nlpd(prediction.log_prob(y).cpu()), "ece": metrics.ece(labels, p)}
@@ -305,19 +56,19 @@ def run_network(config: Config, name: str, *, progress: bool = False) -> list[Ro
         common |= {"status": "diverged" if failed else "ok", "lengthscale": model.layer.lengthscale.item()}
         common["train_seconds"] = round(time.perf_counter() - start, 2)
         posteriors = {} if failed else protocol.posteriors(model)
-    found: list[Row] = [] if posteriors else [{"posterior": "map", "angle": angle} for angle in config.angles]
+    rows: list[Row] = [] if posteriors else [{"posterior": "map", "angle": angle} for angle in config.angles]
     for angle in config.angles if posteriors else ():
         turned = protocol.turned(angle)
         for kind, (predict, choice) in posteriors.items():
             with tf32(config.device.startswith("cuda") and kind != "closed_form"):
                 values = score_images(predict(turned), protocol.y_test)
-            found.append({"posterior": kind, "angle": angle, **values, **choice})
+            rows.append({"posterior": kind, "angle": angle, **values, **choice})
     origin = {"seconds": round(time.perf_counter() - start, 2), **provenance(config.device)}
-    return [{**common, **row, **origin} for row in found]
+    return [{**common, **row, **origin} for row in rows]
 
 
 def check(name: str, request: Request) -> None:
-    """Whether all names are known and the images are there."""
+    """Raises an error where a name is unknown or the images are missing."""
     chosen("models", request.models, NETWORKS)
     load_images(EXPERIMENTS[name].images)
 
@@ -330,9 +81,9 @@ def run(name: str, request: Request, path: Path) -> None:
 
 def make_rows(config: Config, path: Path, request: Request) -> list[Row]:
     """Makes the rows that are missing from ``path``, one network at a time, and returns all of them."""
-    have = {(row["protocol"], row["model"], row["seed"]) for row in read_rows(path)}
+    done = {(row["protocol"], row["model"], row["seed"]) for row in read_rows(path)}
     for model in chosen("models", request.models, NETWORKS):
-        if (config.protocol, model, config.seed) not in have:
+        if (config.protocol, model, config.seed) not in done:
             rows = run_network(config, model, progress=request.progress)
             add_rows(path, rows, _key)
             state = "" if rows[0]["status"] == "ok" else "   diverged; remove its rows to try again with another --seed"
