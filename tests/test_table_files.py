@@ -23,74 +23,10 @@ from bochner.tables.cells import as_number
 from bochner.tables.errors import TableError
 from bochner.tables.reading import Piece, open_table, read_table
 from bochner.tables.table import Table
-from bochner.tables.writing import check_output_kind, writer
+from bochner.tables.writing import check_output_kind
 
 PROPERTY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 CELL = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\r\n\t"), max_size=12)
-ADDED = {"mean": np.array([1.5, -2e-7]), "ood": np.array([True, False])}
-
-
-def write(out, source, piece, added=ADDED, decimal="."):
-    with writer(out, source, decimal) as take:
-        take(piece, added)
-
-
-@PROPERTY
-@given(
-    st.lists(st.tuples(CELL, CELL, CELL), min_size=2, max_size=2), st.sampled_from(",;\t|"), st.sampled_from([".", ","])
-)
-def test_text_that_was_read_comes_back_equal_or_is_refused(tmp_path, rows, delimiter, decimal):
-    path, out = tmp_path / "t.csv", tmp_path / "o.csv"
-    out.unlink(missing_ok=True)
-    quoted = ['"' + cell.replace('"', '""') + '"' for row in [("a", "b b", 'c"'), *rows] for cell in row]
-    path.write_text("\n".join(delimiter.join(quoted[i : i + 3]) for i in (0, 3, 6)), encoding="utf-8", newline="")
-    source = open_table(path)
-    piece = read_table(source)
-    if source.dialect.delimiter == delimiter:
-        assert piece.texts.to_numpy().tolist() == [list(row) for row in rows]
-    if len(piece.texts) != 2:
-        return
-    try:
-        write(out, source, piece, decimal=decimal)
-    except TableError:  # the output would not be read as it was written
-        assert not out.exists()
-        return
-    again = read_table(open_table(out)).texts
-    assert again[source.names].to_numpy().tolist() == piece.texts.to_numpy().tolist()
-    assert again["mean"].str.replace(",", ".").astype(float).tolist() == [1.5, -2e-7]
-
-
-@PROPERTY
-@given(st.data())
-def test_parquet_comes_back_equal_through_text(tmp_path, data):
-    kinds = {
-        "whole": st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)),
-        "real": st.one_of(st.none(), st.floats(allow_nan=False)),
-        "text": CELL,
-        "day": st.one_of(st.none(), st.datetimes()),
-        "truth": st.one_of(st.none(), st.booleans()),
-    }
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    types = {
-        "whole": pa.int64(),
-        "real": pa.float64(),
-        "text": pa.string(),
-        "day": pa.timestamp("us"),
-        "truth": pa.bool_(),
-    }
-    columns = {name: data.draw(st.lists(kind, min_size=2, max_size=2)) for name, kind in kinds.items()}
-    path = tmp_path / "t.parquet"
-    pq.write_table(pa.table({name: pa.array(values, types[name]) for name, values in columns.items()}), path)
-    source = open_table(path)
-    (piece,) = source.pieces()
-    for suffix in ("csv", "parquet"):
-        out = tmp_path / f"o.{suffix}"
-        write(out, source, piece)
-        again = read_table(open_table(out)).texts
-        assert again[source.names].to_numpy().tolist() == piece.texts.to_numpy().tolist()
-    assert pq.read_table(out).select(source.names).equals(pq.read_table(path))
 
 
 def test_what_has_no_form_in_text_is_refused(tmp_path):

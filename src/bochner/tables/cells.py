@@ -70,6 +70,7 @@ STYLES = frozenset({"", "ISO8601", *(day + clock for day in DAYS for clock in CL
 SWAPPED = {"%d/%m": "%m/%d", "%m/%d": "%d/%m", "%d-%m": "%m-%d", "%m-%d": "%d-%m"}
 ZONE = re.compile(r"(:\d\d(?:\.\d+)?) ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d)$")
 LIKE_A_DATE = re.compile(r".*\d.*[-/.: ,].*|\d{8}|[A-Za-z]{3,9}[- ]\d{2,4}")
+MAX_DATE_CHARACTERS = 60  # of a cell that is compared with the pattern above, which takes quadratic time
 
 
 def once_each(texts: Any, read: Callable[[str], Any]) -> np.ndarray:
@@ -243,9 +244,13 @@ def _date_marks(text: str) -> frozenset[str]:
     return frozenset(text) & frozenset("/:,.-")
 
 
+def _may_be_a_date(text: str) -> bool:
+    return len(text) <= MAX_DATE_CHARACTERS and LIKE_A_DATE.fullmatch(text) is not None
+
+
 def date_style(levels: np.ndarray, share: float) -> tuple[str, bool] | None:
     """The format that reads at least a share of different texts, and whether day and month might be the other way round."""
-    if np.mean([LIKE_A_DATE.fullmatch(text.strip()) is not None for text in levels]) < share:
+    if np.mean([_may_be_a_date(text.strip()) for text in levels]) < share:
         return None
     sample = levels[:: max(1, len(levels) // 200)]
     marks, _ = Counter(map(_date_marks, sample)).most_common(1)[0]
@@ -267,4 +272,11 @@ def date_style(levels: np.ndarray, share: float) -> tuple[str, bool] | None:
 
 def time_style(levels: np.ndarray, share: float) -> str | None:
     """The format that reads at least a share of different texts as times of day."""
+    if np.mean([_may_be_a_time(text.strip()) for text in levels]) < share:
+        return None
     return next((style for style in TIMES if np.mean(~np.isnan(read_times(levels, style))) >= share), None)
+
+
+def _may_be_a_time(text: str) -> bool:
+    """Whether a text looks like 12:30 or 3 pm, which is quickly seen."""
+    return text[:1].isdigit() and (":" in text or text[-1:] in "mM")

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from bochner.tables import cells
-from bochner.tables.reading import as_text
+from bochner.tables.binary_files import as_text
 
 READABLE = 0.8  # share of cells that must be numbers, dates or times for a column to be of these
 FEW_LEVELS = 20  # different values up to which numbers with some words among them are categories

@@ -98,7 +98,7 @@ def read_training(
         TableError: It cannot be used; all problems are named. Bad rows are problems unless they may be skipped.
     """
     source = open_table(path)
-    _check_names(source, target, drop)
+    check_names(source, target, drop)
     piece = read_table(source)
     frame, texts = piece.texts.drop(columns=target), piece.texts[target]
     problems: list[str] = []
@@ -122,6 +122,8 @@ def read_training(
         classes = np.unique(y) if understood.task == "classification" else None
         tried(lambda: check_added(list(frame.columns), target, classes))
     if problems or understood is None:
+        if not any(str(path) in line for line in problems):
+            problems.insert(0, f"{path} cannot be fitted:")
         raise TableError(*problems)
     used = frame[[column.name for column in table.used]].assign(**{"the target": y})
     groups = used.groupby(list(used.columns), sort=False).ngroup().to_numpy()
@@ -131,7 +133,7 @@ def read_training(
     return TrainingTable(frame, y, understood, groups, places, table, source.unit, list(source.bad), source.notes)
 
 
-def _check_names(source: Source, target: str, drop: Sequence[str]) -> None:
+def check_names(source: Source, target: str, drop: Sequence[str]) -> None:
     names, problems = source.names, []
     if len(names) > MOST_INPUTS:
         problems.append(f"{source.path} has {len(names)} columns, more than {MOST_INPUTS}; keep those that matter.")
