@@ -16,7 +16,8 @@ from bochner.tables.cells import as_number
 from bochner.tables.errors import TableError
 from bochner.tables.fitting import read_training
 from bochner.tables.reading import open_table
-from bochner.tables.table import Changes, Signs, Table, Target
+from bochner.tables.table import Changes, Signs, Table
+from bochner.tables.targets import Target
 from messy import cars, german
 
 QUICK = {
@@ -198,7 +199,7 @@ def test_targets_say_what_stands_in_the_way():
     with pytest.raises(TableError, match="holds text in 10 of 12 cells, such as 'ask us'"):
         Target.learn("price", cells[[0, 1, 2, 3, *range(37, 45)]], "regression")
     truths = Target.learn("left", pd.Series(["Yes", "yes", "no"] * 5))
-    assert truths.note == "2 classes, 'Yes', 'no'; upper and lower case are one"
+    assert truths.note == "2 classes, 'Yes', 'no'; 'Yes', 'yes' are one class"
     assert Target.from_json(truths.to_json()).values(pd.Series(["YES", "no"]))[0].tolist() == ["Yes", "no"]
 
 

@@ -39,7 +39,8 @@ from bochner.networks import Intervals
 from bochner.posteriors.closed_form import Statistics
 from bochner.priors.spectra import RBF, Exponential, Matern
 from bochner.tables.estimators import TableClassifier, TableRegressor
-from bochner.tables.table import Table, Target
+from bochner.tables.table import Table
+from bochner.tables.targets import Target
 
 FORMAT = 6
 ESTIMATORS: dict[str, Any] = {"StationaryRegressor": StationaryRegressor, "StationaryClassifier": StationaryClassifier}

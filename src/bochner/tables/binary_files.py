@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from bochner.tables.cells import as_text
 from bochner.tables.errors import TableError
 
 if TYPE_CHECKING:
@@ -19,16 +20,6 @@ TEXT_TYPES = (  # beginnings of the names of Arrow types whose values are told b
     *("null", "bool", "int", "uint", "float", "double", "halffloat", "decimal"),
     *("string", "large_string", "date", "time", "dictionary<values=string"),
 )
-
-
-def as_text(value: object) -> str:
-    """A cell as text, from which the same value can be read again; empty where it is missing."""
-    if isinstance(value, str):
-        return value
-    missing = pd.isna(value)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    if isinstance(missing, bool | np.bool_) and missing:  # of a cell that is an array, it is an array
-        return ""
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 # ------------------------------------------------------------------ Parquet

@@ -7,6 +7,7 @@ own, so that 01/02 and 13/02 in one column are read in different orders, and tak
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +72,34 @@ SWAPPED = {"%d/%m": "%m/%d", "%m/%d": "%d/%m", "%d-%m": "%m-%d", "%m-%d": "%d-%m
 ZONE = re.compile(r"(:\d\d(?:\.\d+)?) ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d)$")
 LIKE_A_DATE = re.compile(r".*\d.*[-/.: ,].*|\d{8}|[A-Za-z]{3,9}[- ]\d{2,4}")
 MAX_DATE_CHARACTERS = 60  # of a cell that is compared with the pattern above, which takes quadratic time
+
+
+def as_text(value: object) -> str:
+    """A cell as text, from which the same value can be read again; empty where it is missing."""
+    if isinstance(value, str):
+        return value
+    missing = pd.isna(value)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    if isinstance(missing, bool | np.bool_) and missing:  # of a cell that is an array, it is an array
+        return ""
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+PLAIN_NUMBER = re.compile(r"[-+]?(?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][-+]?\d{1,3})?")
+
+
+def plain_form(text: str, decimal: str = ".") -> str:
+    """A category or label in the form in which equal ones are equal: no blanks around it, single ones within, and 1 for 1.0.
+
+    Codes such as 007 stay. No digit is lost, however many there are.
+    """
+    plain = " ".join(text.split())
+    number = plain.replace(decimal, ".")
+    if PLAIN_NUMBER.fullmatch(number) is None or (plain[0] == "0" and plain.isdigit()):
+        return plain
+    digits = format(Decimal(number), "f")
+    if "." in digits:
+        digits = digits.rstrip("0").rstrip(".")
+    return "0" if digits == "-0" else digits
 
 
 def once_each(texts: Any, read: Callable[[str], Any]) -> np.ndarray:

@@ -9,6 +9,7 @@ TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
 SUFFIXES = (*TEXT_SUFFIXES, ".parquet", ".xlsx")
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
 NAMES_SHOWN = 10  # of columns in one message
+MAX_SHOWN_CHARACTERS = 80  # of a name or a cell in a message
 PROBLEMS_SHOWN = 20  # in one message; the rest is counted
 
 
@@ -40,10 +41,16 @@ def check_file(path: Path) -> None:
         raise TableError(f"{path} is empty; it needs a line of column names and at least one row.")
 
 
+def shown(text: object) -> str:
+    """A name or a cell for a message, where long ones are cut."""
+    whole = str(text)
+    return whole if len(whole) <= MAX_SHOWN_CHARACTERS else whole[:MAX_SHOWN_CHARACTERS] + "…"
+
+
 def listed(names: Sequence[object], most: int = 5) -> str:
-    """Names in quotes, the first few."""
-    shown = [f"'{name}'" for name in names[:most]]
-    return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
+    """Names or cells in quotes, the first few."""
+    quoted = [f"'{shown(name)}'" for name in names[:most]]
+    return ", ".join(quoted) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def shortened(problems: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from numbers import Number
 from typing import Any, Self
 
 import numpy as np
@@ -10,9 +11,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
-from bochner.tables.columns import canonical
 from bochner.tables.errors import TableError
-from bochner.tables.table import Signs, Table, Target
+from bochner.tables.table import Signs, Table
+from bochner.tables.targets import Target
 
 
 class _TableEstimator(BaseEstimator):
@@ -155,16 +156,21 @@ class _TableEstimator(BaseEstimator):
         return self._inner.ood_score(self.clean(X))
 
 
-def first_spellings(given: Any, labels: np.ndarray) -> np.ndarray:
-    """Labels as they were given: for each one its first spelling, where all are of one type."""
-    if pd.api.types.is_numeric_dtype(given.dtype):
-        return given.to_numpy()
+def first_spellings(values: pd.Series, labels: np.ndarray) -> np.ndarray:
+    """Labels as the user wrote them: each one in its first spelling, where all are texts or all are numbers.
+
+    Args:
+        values: The target as it came.
+        labels: The names of its classes, which merge spellings.
+    """
+    if pd.api.types.is_numeric_dtype(values.dtype):
+        return values.to_numpy()
     first: dict[str, Any] = {}
-    for label, value in zip(labels.tolist(), given.tolist(), strict=True):
+    for label, value in zip(labels.tolist(), values.tolist(), strict=True):
         first.setdefault(label, value)
-    if len({type(value) for value in first.values()}) > 1:
-        return labels
-    return np.array([first[label] for label in labels.tolist()])
+    kinds = {type(value) for value in first.values()}
+    numbers = all(issubclass(kind, Number) and kind is not bool for kind in kinds)
+    return np.array([first[label] for label in labels.tolist()]) if len(kinds) == 1 or numbers else labels
 
 
 def as_series(y: Any, name: str) -> pd.Series:
@@ -292,9 +298,10 @@ class TableClassifier(ClassifierMixin, _TableEstimator):
         texts, missing = self.target_.values(series)
         if missing.all():
             raise TableError(f"The target '{self.target_.name}' is missing in every row.")
-        known = {canonical(str(label)): label for label in self.classes_.tolist()}
-        found = [known.get(text, text) for text in texts.tolist()]
-        return np.array(found, dtype=self.classes_.dtype if set(texts) <= set(known) else object)
+        names, _ = self.target_.values(pd.Series([str(label) for label in self.classes_.tolist()], dtype=object))
+        known = dict(zip(names.tolist(), self.classes_.tolist(), strict=True))
+        spelled = [known.get(text, text) for text in texts.tolist()]
+        return np.array(spelled, dtype=self.classes_.dtype if set(texts) <= set(known) else object)
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Log probability of each label, (n,)."""

@@ -13,7 +13,8 @@ from bochner.tables.cells import read_numbers
 from bochner.tables.errors import TableError, listed, no_column
 from bochner.tables.estimators import TableClassifier, TableRegressor
 from bochner.tables.reading import BadRow, Piece, Source, open_table, read_table
-from bochner.tables.table import MOST_INPUTS, Signs, Table, Target
+from bochner.tables.table import MAX_INPUTS, Signs, Table
+from bochner.tables.targets import Target
 
 LEAST_ROWS = 10
 FOOTERS = frozenset({"total", "totals", "sum", "summe", "gesamt", "итого", "average", "mean"})
@@ -134,9 +135,10 @@ def read_training(
 
 
 def check_names(source: Source, target: str, drop: Sequence[str]) -> None:
+    """Raises a TableError unless a table has the target and the columns to leave out."""
     names, problems = source.names, []
-    if len(names) > MOST_INPUTS:
-        problems.append(f"{source.path} has {len(names)} columns, more than {MOST_INPUTS}; keep those that matter.")
+    if len(names) > MAX_INPUTS:
+        problems.append(f"{source.path} has {len(names)} columns, more than {MAX_INPUTS}; keep those that matter.")
     if target not in names:
         problems.append(no_column("target", target, names))
     problems += [no_column("drop", name, names) for name in drop if name not in names]

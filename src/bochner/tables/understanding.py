@@ -1,0 +1,266 @@
+"""Columns understood: what each column of a table is, from its cells and its name."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bochner.tables import cells
+from bochner.tables.cells import plain_form
+from bochner.tables.columns import (
+    DATE_PARTS,
+    READABLE_SHARE,
+    WORD,
+    Column,
+    is_text,
+    missing_words,
+    read_column,
+    votes_of,
+)
+from bochner.tables.errors import shown
+
+FEW_LEVELS = 20  # different values up to which numbers with some words among them are categories
+MAX_LEVELS = 50  # categories that are kept; the others are rare
+MIN_LEVEL_ROWS = 3  # a category of fewer rows is rare
+SENTENCE_WORDS = 3  # mean words a cell from which on texts that all differ are free text, and not names
+MAX_TEXT_WORDS = 8  # frequent words of a free text that become columns
+WORD_SHARES = (0.05, 0.8)  # shares of rows in which such a word must be
+CODE_SHARE = 0.02  # share of different cells that must begin with a zero for a column to hold codes
+MIN_ROW_NUMBERS = 10  # whole numbers that follow each other from which on they number the rows
+ID_WORDS = frozenset({"id", "ids", "uuid", "guid", "identifier", "sku", "unnamed"})
+ID_ENDINGS = frozenset({"key", "ref"})  # as the last word of a name
+ID_NAMES = frozenset({"index", "idx", "no", "nr"})  # as the whole name
+CODE_WORDS = frozenset({"zip", "zipcode", "plz", "postcode", "postal", "phone", "tel", "mobile", "fax"})
+TIME_WORDS = frozenset({"year", "month", "week", "day", "hour", "time", "date", "quarter", "jahr", "monat", "t"})
+
+
+def understand(name: str, values: Any, decimal: str | None = None, votes: cells.Votes | None = None) -> Column:
+    """What a column is, from all its cells.
+
+    Args:
+        name: Its name.
+        values: Its cells, from ``as_cells``.
+        decimal: The decimal sign of the file, for cells that leave a doubt.
+        votes: From ``votes_of``, where it is known already.
+    """
+    column = _understand(name, values, decimal, votes or votes_of(values))
+    if column.kind == "dropped":
+        return column
+    read = read_column(column, values)
+    if not (absent := int(read.absent.sum())):
+        constant = all(len(pd.unique(part)) == 1 for part in read.values.values())
+        return replace(column, kind="dropped", note="dropped, becomes the same in every row") if constant else column
+    return replace(column, note=f"{column.note}; {absent} missing", missing=True)
+
+
+def _understand(name: str, values: Any, decimal: str | None, votes: cells.Votes) -> Column:
+    if isinstance(values, pd.DatetimeIndex):
+        return _date(name, values, "", "")
+    if values.dtype != object:
+        return _number(name, values, "number", "")
+    absent = cells.is_missing(values, missing_words(values))
+    present, missing = values[~absent], bool(absent.any())
+    if not len(present):
+        return Column(name, "dropped", "dropped, no values")
+    levels = pd.unique(present)
+    if set(cells.read_truths(levels).tolist()) == {0.0, 1.0}:
+        yes, no = (
+            ", ".join(sorted({own.strip() for own in levels if cells.read_truths([own])[0] == v})) for v in (1, 0)
+        )
+        return Column(name, "truth", f"{yes} → 1, {no} → 0", missing=missing)
+    found = _as_numbers(name, values, levels, votes, decimal) or _as_dates(name, values, levels)
+    return found or _as_texts(name, present, missing)
+
+
+def understand_choices(name: str, values: np.ndarray) -> Column:
+    """A column of numbers that pandas holds as categories."""
+    absent = cells.is_missing(values)
+    if len(levels := pd.unique(values[~absent])) < 2:
+        return Column(name, "dropped", f"dropped, always '{shown(levels[0])}'" if len(levels) else "dropped, no values")
+    column = _category(name, values[~absent], bool(absent.any()))
+    return replace(column, note=f"{column.note}; {absent.sum()} missing") if absent.any() else column
+
+
+def adapted(column: Column, values: Any, decimal: str | None) -> Column:
+    """The same column where a new table writes its numbers or dates in another way.
+
+    Args:
+        column: As it was understood in training.
+        values: Its cells in the new table, from ``as_cells``.
+        decimal: The decimal sign of the new table, from all its columns.
+    """
+    if not is_text(values):
+        return column
+    if column.kind == "number":
+        return replace(column, decimal=votes_of(values, known=True).sign or decimal or column.decimal)
+    if column.kind in ("date", "time"):
+        read = read_column(column, values)
+        if read.unreadable.sum() > (1 - READABLE_SHARE) * (~read.absent).sum():
+            found = _as_dates(column.name, values, pd.unique(values[~read.absent]))
+            if found is not None and found.kind == column.kind:
+                return replace(column, style=found.style)
+    return column
+
+
+def _as_numbers(
+    name: str, values: np.ndarray, levels: np.ndarray, votes: cells.Votes, file_sign: str | None
+) -> Column | None:
+    """A column of numbers, with a unit or not; None where it is none."""
+    decimal, remark = cells.column_sign(votes, file_sign)
+    if (votes.point if decimal == "." else votes.comma) < READABLE_SHARE or _are_codes(name):
+        return None
+    absent = cells.is_missing(values, cells.MISSING_NUMBERS)
+    numbers = np.where(absent, np.nan, cells.read_numbers(values, decimal))
+    unreadable = values[np.isnan(numbers) & ~absent]
+    zeros = sum(len(text) > 1 and text[0] == "0" and text.isdigit() for text in levels)
+    codes = zeros > max(1, CODE_SHARE * len(levels)) or zeros == len(levels)
+    if (
+        codes
+        or np.mean(np.isfinite(numbers[~absent])) < READABLE_SHARE
+        or (len(unreadable) and len(levels) <= FEW_LEVELS)
+    ):
+        return None  # codes such as 007, or 1, 2, 3, 4, 5+
+    if np.isfinite(numbers).all() and len(levels) > 2 and all(len(text.strip()) == 8 for text in levels):
+        if (style := cells.date_style(levels, 1.0)) is not None:  # 20261118
+            return _date(name, cells.read_dates(values, style[0]), style[0], "")
+    units = cells.count_units(values[~absent], decimal)
+    signs = sorted(unit for unit in units if unit)
+    if len(signs) > 1:
+        return Column(name, "dropped", f"dropped, several units ({', '.join(signs[:5])})")
+    commas = decimal == "," and votes.comma > votes.point
+    what = "number" + (f" in {signs[0]}" if signs else "") + (" with decimal commas" if commas else "")
+    column = _number(name, numbers, what + (f" ({remark})" if remark else ""), signs[0] if signs else "")
+    if signs and units[""]:
+        column = _noted(column, f"{units['']} cells without '{signs[0]}', which are taken as they are")
+    if len(unreadable):
+        column = _noted(column, _uncounted(unreadable))
+    return replace(column, decimal=decimal)
+
+
+def _uncounted(unreadable: np.ndarray) -> str:
+    return f"{len(unreadable)} cells that are none, such as '{shown(unreadable[0])}', count as missing"
+
+
+def _noted(column: Column, remark: str) -> Column:
+    """A column that is used with one more remark in its note."""
+    return column if column.kind == "dropped" else replace(column, note=f"{column.note}; {remark}")
+
+
+def _number(name: str, numbers: np.ndarray, what: str, unit: str) -> Column:
+    """A column of numbers that are known; ids and constants among them are dropped."""
+    present = numbers[np.isfinite(numbers)]
+    missing = len(present) < len(numbers)
+    if not len(present):
+        return Column(name, "dropped", "dropped, no values")
+    levels = pd.unique(present)
+    if len(levels) == 1 and not missing:
+        return Column(name, "dropped", f"dropped, always {present[0]:g}")
+    codes = _are_codes(name)
+    if (codes or _names_things(name)) and not unit and bool((present == np.round(present)).all()):
+        if len(levels) > max(10, len(present) / 2):
+            return Column(name, "dropped", _differing(levels, present))
+        if len(levels) <= MAX_LEVELS:
+            return _category(name, np.array([plain_form(str(v)) for v in present], dtype=object), missing)
+        if codes:
+            return Column(name, "dropped", f"dropped, {len(levels)} different codes")
+    if not unit and _are_row_numbers(name, numbers):
+        return Column(name, "dropped", f"dropped, numbers the rows ({present[0]:g} to {present[-1]:g})")
+    return Column(name, "number", what, unit=unit, missing=missing)
+
+
+def _differing(levels: np.ndarray, present: np.ndarray) -> str:
+    return f"dropped, {'every value differs' if len(levels) == len(present) else 'most values differ'}"
+
+
+def _words(name: str) -> list[str]:
+    """The words of a column's name: ad, id of ad_id and adId."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", str(name))]
+
+
+def _names_things(name: str) -> bool:
+    """Whether the numbers of a column name things, by its name: ad_id, customerId, Unnamed: 0."""
+    words = _words(name)
+    ends = bool(words) and (words[-1] in ID_ENDINGS or (len(words) == 1 and words[0] in ID_NAMES))
+    return ends or bool(ID_WORDS & set(words))
+
+
+def _are_codes(name: str) -> bool:
+    """Whether the numbers of a column are codes, by its name: zip, phone."""
+    return bool(CODE_WORDS & set(_words(name)))
+
+
+def _are_row_numbers(name: str, numbers: np.ndarray) -> bool:
+    """Whether numbers are whole and follow each other row by row; years and other times are worth keeping."""
+    if len(numbers) < MIN_ROW_NUMBERS or numbers[0] != np.round(numbers[0]) or TIME_WORDS & set(_words(name)):
+        return False
+    return bool((np.diff(numbers) == 1).all())
+
+
+def _as_dates(name: str, values: np.ndarray, levels: np.ndarray) -> Column | None:
+    """A column of dates, or of times of day; None where it is none."""
+    if (found := cells.date_style(levels, READABLE_SHARE)) is not None:
+        style, unclear = found
+        order = "month before day" if style.find("%m") < style.find("%d") else "day before month"
+        dates = cells.read_dates(values, style)
+        column, lost = _date(name, dates, style, f" ({order}, which the cells leave open)" * unclear), dates.isna()
+    elif (style := cells.time_style(levels, READABLE_SHARE)) is not None:
+        lost = np.isnan(cells.read_times(values, style))
+        column = Column(name, "time", "time → hours", style=style, missing=bool(lost.any()))
+    else:
+        return None
+    unreadable = values[np.asarray(lost) & ~cells.is_missing(values, cells.MISSING_NUMBERS)]
+    return _noted(column, _uncounted(unreadable)) if len(unreadable) else column
+
+
+def _date(name: str, dates: pd.DatetimeIndex, style: str, remark: str) -> Column:
+    present = dates.dropna()
+    if not len(present):
+        return Column(name, "dropped", "dropped, no values")
+    if present.nunique() == 1 and len(present) == len(dates):
+        return Column(name, "dropped", f"dropped, always {present[0]}")
+    parts = ["days", *(part for part, own in DATE_PARTS.items() if getattr(present, own).nunique() > 1)]
+    said = ", ".join(["days since first", *parts[1:]])
+    first, missing = str(present.min()), len(present) < len(dates)
+    return Column(name, "date", f"date{remark} → {said}", style=style, first=first, parts=tuple(parts), missing=missing)
+
+
+def _as_texts(name: str, present: np.ndarray, missing: bool) -> Column:
+    """A column of categories, ids or free text."""
+    folded = cells.once_each(present, lambda text: plain_form(text).casefold())
+    levels, words = pd.unique(folded), np.mean([len(text.split()) for text in present])
+    if len(levels) == 1 and not missing:
+        return Column(name, "dropped", f"dropped, always '{shown(present[0].strip())}'")
+    differing = len(levels) == len(present) > 2 or len(levels) > max(10, len(present) / 2)
+    if differing and words < SENTENCE_WORDS:
+        return Column(name, "dropped", _differing(levels, present))
+    if _are_codes(name) and len(levels) > MAX_LEVELS:
+        return Column(name, "dropped", f"dropped, {len(levels)} different codes")
+    if differing or (words >= SENTENCE_WORDS and len(levels) > MAX_LEVELS):
+        return _text(name, present, missing)
+    return _category(name, present, missing)
+
+
+def _category(name: str, present: np.ndarray, missing: bool) -> Column:
+    plain = cells.once_each(present, plain_form)
+    counts = Counter(cells.once_each(plain, str.casefold).tolist())
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    frequent = [level for level, rows in ordered[:MAX_LEVELS] if rows >= MIN_LEVEL_ROWS]
+    if len(counts) - len(frequent) < 2 and len(counts) <= MAX_LEVELS:
+        frequent = list(counts)
+    rare = len(counts) - len(frequent)
+    note = f"{len(counts)} categories" + (f", of which {rare} are rare and count as one" if rare else "")
+    if (merged := len(set(plain.tolist())) - len(counts)) > 0:
+        note += f"; upper and lower case are one ({merged} spelling{'s' * (merged > 1)})"
+    return Column(name, "category", note, levels=tuple(sorted(frequent)), rare=rare > 0, missing=missing)
+
+
+def _text(name: str, present: np.ndarray, missing: bool) -> Column:
+    counts = Counter(word for text in present for word in set(WORD.findall(text.casefold())))
+    low, high = (share * len(present) for share in WORD_SHARES)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    words = [word for word, rows in ordered if low <= rows <= high][:MAX_TEXT_WORDS]
+    said = f", and whether it has {', '.join(repr(word) for word in words)}" if words else ""
+    return Column(name, "text", f"free text → number of words{said}", parts=tuple(words), missing=missing)
