@@ -1,5 +1,7 @@
 """Neural networks that know what they do not know."""
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +51,19 @@ def __getattr__(name: str) -> Any:
     if name == "activations":
         return import_module("bochner.priors.activations")
     raise AttributeError(f"module 'bochner' has no attribute {name!r}")
+
+
+def _one_thread_after_fork() -> None:
+    """Sets torch to one thread in a process that was forked.
+
+    OpenMP's other threads do not live on there, and torch would wait for them for ever. One thread needs none of them.
+    """
+    if set_num_threads := getattr(sys.modules.get("torch"), "set_num_threads", None):
+        set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_one_thread_after_fork)
 
 
 def __dir__() -> list[str]:

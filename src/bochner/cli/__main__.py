@@ -1,5 +1,5 @@
-"""``python -m bochner.cli``."""
+"""Runs the command line as ``python -m bochner.cli``."""
 
-from bochner.cli import start
+from bochner.cli.process import start
 
 start()

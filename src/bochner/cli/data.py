@@ -4,14 +4,14 @@ from typing import Annotated
 
 import typer
 
-from bochner.cli.output import console, say
+from bochner.cli.output import console, guarded, say
 from bochner.errors import unknown_name
 
 data = typer.Typer(no_args_is_help=True, help="Lists, checks and fetches data sets.")
 
 
 def _checked(names: list[str]) -> list[str]:
-    """The names, after a look at every one, so that a misspelt one stops the command before any work."""
+    """The names of data sets; an error for the first unknown one, before any work is done."""
     from bochner.datasets import IMAGES, NAMES
 
     for name in names:
@@ -21,6 +21,7 @@ def _checked(names: list[str]) -> list[str]:
 
 
 @data.command("list")
+@guarded
 def list_data() -> None:
     """Shows every data set, its size, and where its file is."""
     from rich.table import Table
@@ -32,26 +33,29 @@ def list_data() -> None:
         task, classes = ("regression", "") if line.classes is None else ("classification", str(line.classes))
         table.add_row(line.name, task, str(line.rows), str(line.inputs), classes, line.where)
     console.print(table)
-    say(f"\nFiles are looked for in {data_folder()}; set BOCHNER_DATA to another folder.")
+    console.print()
+    say(f"Files are looked for in {data_folder()}; set BOCHNER_DATA to another folder.")
 
 
 @data.command("check")
+@guarded
 def check_data(
     names: Annotated[list[str] | None, typer.Argument(help="Data sets; all of them by default.")] = None,
 ) -> None:
-    """Verifies files against their known sums. Exit status 1: one is damaged, or a named one is missing."""
+    """Compares files with their known checksums. Exit status 1: a file is damaged, or a named one is missing."""
     from bochner.datasets import IMAGES, NAMES, check
 
     failed = False
     for name in _checked(names or [*NAMES, *IMAGES]):
-        found = check(name)
-        say(f"{name:<17} {found.status:<9} {found.message}")
-        failed |= found.status == "bad" or (found.status == "missing" and bool(names))
+        result = check(name)
+        say(f"{name:<17} {result.status:<9} {result.message}")
+        failed |= result.status == "bad" or (result.status == "missing" and bool(names))
     if failed:
         raise typer.Exit(1)
 
 
 @data.command("fetch")
+@guarded
 def fetch_data(names: Annotated[list[str], typer.Argument(help="Data sets to download from OpenML.")]) -> None:
     """Downloads data sets into the data folder and checks them. Good files are left alone."""
     from bochner.datasets import fetch
@@ -59,8 +63,8 @@ def fetch_data(names: Annotated[list[str], typer.Argument(help="Data sets to dow
     failed = False
     for name in _checked(names):
         try:
-            found = fetch(name)
-            status, message = found.status, found.message
+            result = fetch(name)
+            status, message = result.status, result.message
         except (ValueError, OSError) as error:
             status, message, failed = "failed", str(error), True
         say(f"{name:<17} {status:<9} {message}")

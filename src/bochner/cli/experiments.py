@@ -5,8 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from bochner.cli.output import console, has_screen, make_folder, problems, say
+from bochner.cli.output import console, has_screen, make_folder, say
+from bochner.cli.process import keep
 from bochner.errors import unknown_name
+
+MAX_WORKERS = 1024  # processes of a sweep
+MAX_FOLD_DIGITS = 4  # digits of a fold's number
 
 Out = Annotated[Path, typer.Option(help="Folder for rows and figures; made if missing.")]
 Seed = Annotated[int, typer.Option(help="Seed of every draw.", min=0, max=2**31 - 1)]
@@ -25,7 +29,7 @@ Models = Annotated[str | None, typer.Option(help="UCI, images: models, comma-sep
 Folds = Annotated[str | None, typer.Option(help="UCI: folds 0 to 9, comma-separated; all by default.")]
 Device = Annotated[str, typer.Option(help="UCI, images: 'auto', 'cpu' or 'cuda'.")]
 Engine = Annotated[str, typer.Option(help="UCI: 'local', 'ray' or 'dask'.")]
-Workers = Annotated[int, typer.Option(help="UCI: jobs at a time.", min=1)]
+Workers = Annotated[int, typer.Option(help="UCI: jobs at a time.", min=1, max=MAX_WORKERS)]
 Head = Annotated[str, typer.Option(help="CIFAR: 'text' (512 units) or 'code' (2,000 behind 25).")]
 
 
@@ -35,13 +39,15 @@ def _words(text: str | None) -> tuple[str, ...] | None:
 
 
 def _fold_numbers(text: str | None) -> tuple[Any, ...] | None:
-    """Numbers where the words are numbers; other words are refused with the known ones beside them."""
+    """Numbers where the words are numbers; ``check`` refuses the other words and lists the known folds."""
     words = _words(text)
-    return None if words is None else tuple(int(word) if word.isdigit() else word for word in words)
+    if words is None:
+        return None
+    return tuple(int(word) if word.isdecimal() and len(word) <= MAX_FOLD_DIGITS else word for word in words)
 
 
 def _device(name: str) -> str:
-    """The device that is meant, before any work is done."""
+    """The torch device of an option; a ValueError where there is none, before any work is done."""
     import torch
 
     if name not in (known := ["auto", "cpu", "cuda"]):
@@ -75,23 +81,21 @@ def run(
     from bochner.experiments.catalogue import EXPERIMENTS, Request, everything
     from bochner.reports.drawing import draw
 
-    with problems():
-        for name in names:
-            if name not in (known := ["all", *EXPERIMENTS]):
-                raise ValueError(unknown_name("names", name, known))
-        words = {"sets": _words(sets), "models": _words(models), "folds": _fold_numbers(folds), "head": head}
-        where: Any = {"device": _device(device), "engine": engine, "workers": workers}
-        request = Request(
-            seed, protocol, posterior=posterior, **words, **where, progress=console.is_terminal, report=say
-        )
-        asked = everything(request) if "all" in names else [(EXPERIMENTS[name], request) for name in names]
-        for experiment, own in asked:
-            experiment.check(own)
-        for experiment, own in asked:
-            rows = experiment.run(own, make_folder(out or Path("results") / experiment.folder))
-            say(
-                "   ".join(str(path) for path in draw(experiment.name, rows)) or f"Tables: bochner report {rows.parent}"
-            )
+    for name in names:
+        if name not in (known := ["all", *EXPERIMENTS]):
+            raise ValueError(unknown_name("names", name, known))
+    options: Any = {"sets": _words(sets), "models": _words(models), "folds": _fold_numbers(folds), "head": head}
+    options |= {"device": _device(device), "engine": engine, "workers": workers}
+    request = Request(seed, protocol, posterior=posterior, progress=console.is_terminal, report=say, **options)
+    chosen = everything(request) if "all" in names else [(EXPERIMENTS[name], request) for name in names]
+    for experiment, its_request in chosen:
+        experiment.check(its_request)
+    for experiment, its_request in chosen:
+        folder = make_folder(out or Path("results") / experiment.folder)
+        keep(folder, "The same command makes the rows that are missing")
+        rows = experiment.run(its_request, folder)
+        figures = [str(path) for path in draw(experiment.name, rows)]
+        say("   ".join(figures) or f"Tables: bochner report {rows.parent}")
 
 
 def report(
@@ -109,20 +113,19 @@ def report(
     tables = sorted(folder.glob("uci-*.jsonl"))
     images = [*folder.glob("rotated-*.jsonl"), *folder.glob("cifar-ood.jsonl")]
     whole = not tables and not images and any((folder / part).is_dir() for part in ("theory", "toys", "uci", "images"))
-    with problems():
-        if not tables and not images and not whole:
-            kinds = "uci-*.jsonl, rotated-*.jsonl, cifar-ood.jsonl"
-            raise ValueError(f"There are no rows in {folder} (files {kinds}); make some with bochner run.")
-        from bochner.reports import images as image_reports
-        from bochner.reports import page, results
-        from bochner.reports import tables as table_reports
+    if not tables and not images and not whole:
+        kinds = "uci-*.jsonl, rotated-*.jsonl, cifar-ood.jsonl"
+        raise ValueError(f"There are no rows in {folder} (files {kinds}); make some with bochner run.")
+    from bochner.reports import images as image_reports
+    from bochner.reports import page, results
+    from bochner.reports import tables as table_reports
 
-        target = make_folder(out or folder)
-        written = table_reports.write(tables, target) if tables else []
-        if whole:
-            sections = results.results_sections(folder)
-            written = [page.write(target / "report.html", "The paper's experiments, again", sections)]
-        written += image_reports.write(folder, target) if images else []
+    target = make_folder(out or folder)
+    written = table_reports.write(tables, target) if tables else []
+    if whole:
+        sections = results.results_sections(folder)
+        written = [page.write(target / "report.html", "The paper's experiments, again", sections)]
+    written += image_reports.write(folder, target) if images else []
     say("   ".join(str(path) for path in written))
 
 
@@ -133,15 +136,16 @@ def demo(out: Out = Path("demo"), seed: Seed = 0) -> None:
     from bochner.reports.theory import save_figure
 
     folder = make_folder(out)
-    console.print("A ReLU network and a stationary one learn the same two classes ...\n")
-    found = run(seed)
-    for line in found.lines():
-        console.print(line, soft_wrap=True)
-    save_figure(found.figure, folder / "demo.svg")
-    page = write(folder / "report.html", "Networks that know what they do not know", found.sections())
-    say(f"\nPicture: {folder / 'demo.svg'}   Report: {page}")
+    say("A ReLU network and a stationary one learn the same two classes ...")
+    console.print()
+    result = run(seed)
+    for line in result.lines():
+        say(line)
+    save_figure(result.figure, folder / "demo.svg")
+    keep(folder / "demo.svg")
+    page = write(folder / "report.html", "Networks that know what they do not know", result.sections())
+    console.print()
+    say(f"Picture: {folder / 'demo.svg'}   Report: {page}")
     if has_screen():
         typer.launch(str(page.resolve()))
-    console.print(
-        "Next, with a table of your own: bochner fit YOUR.csv --target COLUMN --report report.html", soft_wrap=True
-    )
+    say("Next, with a table of your own: bochner fit YOUR.csv --target COLUMN --report report.html")

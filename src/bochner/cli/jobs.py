@@ -1,4 +1,4 @@
-"""What the commands for tables do with files: fit, predict, evaluate. Everything is checked before anything is written."""
+"""The work of the commands for tables: fit, predict and evaluate on files. Everything is checked before anything is written."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,45 +8,46 @@ from typing import Any
 
 from bochner.cli.files import Files
 from bochner.cli.output import note
+from bochner.cli.process import keep
 from bochner.estimators.evaluation import measure
 from bochner.files import write_text
 from bochner.reports.model import Collected, Heading, Rows, measured_report, predicted_report
 from bochner.storage import load, save
 from bochner.tables import fitting
 from bochner.tables.errors import TableError, listed
-from bochner.tables.reading import Source, open_table, read_table
+from bochner.tables.reading import BadRow, Source, open_table, read_table
 from bochner.tables.table import Changes
 from bochner.tables.writing import check_output_kind, write_bad_rows, writer
 
-PROGRESS_ROWS = 100_000  # after which predict says how far it is
+PROGRESS_ROWS = 100_000  # rows between two lines of progress of predict
 
 
 @dataclass
 class Fitted:
-    """What a fit did.
+    """The result of a fit.
 
     Attributes:
         model: The estimator for tables.
-        rows: The table.
-        parts: Rows that it learnt from, rows that it did not, and how many were left out.
-        metrics: Those of held-out rows.
-        written: Files.
+        rows: The table that was read.
+        parts: Training rows, held-out rows, and the number of held-out rows that cannot be used.
+        metrics: Metrics on the held-out rows; empty where there are none.
+        written: Files that were written, the model first.
     """
 
     model: Any
-    rows: Any
-    parts: Any
+    rows: fitting.TrainingTable
+    parts: fitting.FittedTable
     metrics: dict[str, Any]
     written: list[Path]
 
     @property
     def summary(self) -> list[str]:
-        """What was made of the file and of each column."""
+        """Lines that say what the file and each column were taken for."""
         return [*self.rows.notes, *self.model.summary_]
 
 
 def fit_file(files: Files, rows: fitting.TrainingTable, *, share: float, drop: Sequence[str], **options: Any) -> Fitted:
-    """Fits a model to a table that was read, measures it on a share of the rows, and writes model and report.
+    """Fits a model to a table, measures it on a share of the rows, and writes model and report.
 
     Args:
         files: Where the model and the report go.
@@ -60,37 +61,43 @@ def fit_file(files: Files, rows: fitting.TrainingTable, *, share: float, drop: S
     if len(parts.held[1]):
         held, y = model.clean(parts.held[0]), parts.held[1]
         metrics = measure(model.estimator_, held, y)
-        if files.report is not None:  # a report that fails leaves no model behind
-            train, own = (
-                Rows(part[0], model.clean(part[0]), rows.places[part[0].index].tolist(), part[1])
-                for part in (parts.train, parts.held)
-            )
-            heading = Heading(f"{files.table.name}: {rows.target.name}", rows.unit, rows.notes)
-            page = measured_report(model, own, heading, train=train, say=note)
+        if files.report is not None:  # made before the model is written: a report that fails leaves no model behind
+            page = _held_out_report(files, rows, parts)
     assert files.out is not None
     save(files.out, model)
+    keep(files.out)
     written = [files.out]
     if page is not None:
-        written += _write_page(files.report, page, f"The model is in {files.out}; its report could not be written")
+        written.append(write_page(files, page))
     return Fitted(model, rows, parts, metrics, [*written, *_list_bad(files, rows.bad)])
 
 
-def _list_bad(files: Files, bad: list[Any]) -> list[Path]:
-    """Lists rows that cannot be used, where there are any; returns the file."""
+def _held_out_report(files: Files, rows: fitting.TrainingTable, parts: fitting.FittedTable) -> Any:
+    """The report on the held-out rows of a fit."""
+    model = parts.estimator
+    train, held = (
+        Rows(frame, model.clean(frame), rows.places[frame.index].tolist(), targets)
+        for frame, targets in (parts.train, parts.held)
+    )
+    heading = Heading(f"{files.table.name}: {rows.target.name}", rows.unit, rows.notes)
+    return measured_report(model, held, heading, train=train, say=note)
+
+
+def _list_bad(files: Files, bad: list[BadRow]) -> list[Path]:
+    """Writes the list of rows that cannot be used, if there are any; returns its path."""
     if not bad or files.bad_rows is None:
         return []
     write_bad_rows(files.bad_rows, bad)
+    keep(files.bad_rows)
     return [files.bad_rows]
 
 
-def _write_page(path: Path | None, page: Any, what: str) -> list[Path]:
-    """Writes a report; says what there is and what is not, where it could not be written."""
-    assert path is not None
-    try:
-        write_text(path, page.render())
-    except OSError as error:
-        raise ValueError(f"{what} ({error.strerror or error}).") from error
-    return [path]
+def write_page(files: Files, page: Any) -> Path:
+    """Writes a report; returns its path."""
+    assert files.report is not None
+    write_text(files.report, page.render())
+    keep(files.report)
+    return files.report
 
 
 def load_model(model: Path, device: str) -> Any:
@@ -103,13 +110,13 @@ def load_model(model: Path, device: str) -> Any:
 
 @dataclass
 class Predicted:
-    """What a prediction did.
+    """The result of a prediction.
 
     Attributes:
-        rows: How many rows were predicted.
-        flagged: How many are unlike the training data.
-        notes: What is not as it was in training.
-        written: Files.
+        rows: Number of rows that were predicted.
+        flagged: Number of rows that are unlike the training data.
+        notes: Lines that say what differs from the training table.
+        written: Files that were written, the predictions first.
     """
 
     rows: int = 0
@@ -131,20 +138,22 @@ def predict_file(files: Files, model: Path, *, coverage: float, device: str) -> 
     assert files.out is not None
     check_output_kind(files.out, source)
     estimator = load_model(model, device)
-    kept = None if files.report is None else Collected(estimator)
-    done = _predict_pieces(estimator, source, files, coverage, kept)
+    collected = None if files.report is None else Collected(estimator)
+    done = _predict_pieces(estimator, source, files, coverage, collected)
+    keep(files.out)
     done.written = [files.out]
     if listed_at := _list_bad(files, source.bad):
         done.notes.append(f"{len(source.bad)} rows cannot be used and are left out: {listed_at[0]}")
-    if kept is not None and done.rows:
+    if collected is not None and done.rows:
         heading = Heading(f"{files.table.name}: {estimator.target_.name}", source.unit, done.notes)
-        page = predicted_report(estimator, kept, heading, coverage=coverage)
-        what = f"The predictions are in {files.out}; their report could not be written"
-        done.written += _write_page(files.report, page, what)
+        page = predicted_report(estimator, collected, heading, coverage=coverage)
+        done.written.append(write_page(files, page))
     return done
 
 
-def _predict_pieces(estimator: Any, source: Source, files: Files, coverage: float, kept: Collected | None) -> Predicted:
+def _predict_pieces(
+    estimator: Any, source: Source, files: Files, coverage: float, collected: Collected | None
+) -> Predicted:
     """Predicts a table piece by piece."""
     table, target = estimator.table_, estimator.target_
     table.check_names([name for name in source.names if name != target.name])
@@ -171,8 +180,8 @@ def _predict_pieces(estimator: Any, source: Source, files: Files, coverage: floa
             clean = table.transform(piece.texts, changes)
             added = fitting.predict_rows(estimator, clean, coverage)
             take(piece, added)
-            if kept is not None:
-                kept.take(piece.texts, piece.places, clean, added)
+            if collected is not None:
+                collected.take(piece.texts, piece.places, clean, added)
             done.rows, done.flagged = done.rows + len(piece.texts), done.flagged + int(added["ood"].sum())
             if done.rows % PROGRESS_ROWS == 0:
                 note(f"{done.rows} rows")
@@ -182,8 +191,23 @@ def _predict_pieces(estimator: Any, source: Source, files: Files, coverage: floa
     return done
 
 
-def evaluate_file(files: Files, model: Path, device: str) -> tuple[dict[str, Any], list[str]]:
-    """Measures a model on a table that has the target: metrics, and what is to be said of the table."""
+@dataclass
+class Evaluated:
+    """The result of an evaluation.
+
+    Attributes:
+        metrics: Metrics on the rows of the table.
+        notes: Lines that say what the table was taken for, and what differs from the training table.
+        page: The report, not written yet; None where none is wanted.
+    """
+
+    metrics: dict[str, Any]
+    notes: list[str]
+    page: Any = None
+
+
+def evaluate_file(files: Files, model: Path, device: str) -> Evaluated:
+    """Measures a model on a table that has the target."""
     estimator, source = load_model(model, device), open_table(files.table)
     target, changes, table = estimator.target_, Changes(), estimator.table_
     table.check_names([name for name in source.names if name != target.name])
@@ -192,26 +216,25 @@ def evaluate_file(files: Files, model: Path, device: str) -> tuple[dict[str, Any
             f"{files.table} lacks the target '{target.name}'; use 'bochner predict' for tables without it."
         )
     piece = read_table(source)
-    target, said = table.adapted_target(piece.texts, target)
+    target, target_notes = table.adapted_target(piece.texts, target)
     y, rows = fitting.keep_readable(source, piece, target)
     if files.bad_rows is None:
         source.check_bad()
     if not len(rows):
         raise ValueError(f"{files.table} has no row with a target that can be read.")
     frame = piece.texts.iloc[rows]
-    how, notes = table.adapted(frame, target)
+    adapted, column_notes = table.adapted(frame, target)
     if hasattr(estimator, "classes_"):
         y = estimator.labels(y)
-        if strange := sorted(set(y) - set(estimator.classes_)):
-            raise ValueError(f"{files.table} has the class '{strange[0]}', which the model does not know.")
-    clean = how.transform(frame, changes)
-    metrics = measure(estimator.estimator_, clean, y)
-    notes = [*source.notes, *notes, *said, *changes.lines()]
+        if unknown := sorted(set(y) - set(estimator.classes_)):
+            raise ValueError(f"{files.table} has the class '{unknown[0]}', which the model does not know.")
+    clean = adapted.transform(frame, changes)
+    done = Evaluated(measure(estimator.estimator_, clean, y), [*source.notes, *column_notes, *target_notes])
+    done.notes += changes.lines()
     if listed_at := _list_bad(files, source.bad):
-        notes.append(f"{len(source.bad)} rows cannot be used and are left out: {listed_at[0]}")
+        done.notes.append(f"{len(source.bad)} rows cannot be used and are left out: {listed_at[0]}")
     if files.report is not None:
-        own = Rows(frame, clean, [piece.places[i] for i in rows], y)
-        heading = Heading(f"{files.table.name}: {target.name}", source.unit, notes)
-        page = measured_report(estimator, own, heading, say=note)
-        notes += [f"written: {path}" for path in _write_page(files.report, page, "The report could not be written")]
-    return metrics, notes
+        evaluated = Rows(frame, clean, [piece.places[row] for row in rows], y)
+        heading = Heading(f"{files.table.name}: {target.name}", source.unit, done.notes)
+        done.page = measured_report(estimator, evaluated, heading, say=note)
+    return done

@@ -1,4 +1,4 @@
-"""Commands for people with a table: fit, predict, evaluate, info. Options in, text out; the work is done in ``jobs``."""
+"""Commands for people with a table: fit, predict, evaluate, info. Options in, text out; ``jobs`` does the work."""
 
 import csv
 import json
@@ -10,11 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from bochner.cli.files import STDOUT, Files, check_model_file
-from bochner.cli.output import console, errors, note, problems, say
+from bochner.cli.output import note, say
 from bochner.errors import unknown_name
 
-QUICK_SECONDS = 10.0  # what --quick stands for
-FITTING_SHARE = 0.85  # of a budget, with what comes before; the rest is for measuring, writing and ending
+QUICK_SECONDS = 10.0  # seconds that --quick allows
+FITTING_SHARE = 0.85  # share of a budget for starting, reading and fitting; the rest is for measuring and writing
+MAX_WIDTH = 10_000  # units of a hidden layer
+MAX_LAYERS = 20  # hidden layers
 TASKS = ("auto", "regression", "classification")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -49,19 +51,27 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _drop_names(given: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Columns to leave out: each option is the name of one, or several with commas; names with commas stand in quotes."""
-    found: list[str] = []
-    for text in given:
-        found += [text] if text in names else [name.strip() for name in next(csv.reader([text], skipinitialspace=True))]
-    return tuple(name for name in found if name)
+def _drop_names(options: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+    """Columns to leave out: an option is one column's name, or several with commas; names with commas stand in quotes."""
+    names: list[str] = []
+    for text in options:
+        if text in columns:
+            names.append(text)
+        else:
+            names += [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
+    return tuple(name for name in names if name)
 
 
 def _widths(hidden: str) -> tuple[int, ...]:
     try:
-        return tuple(map(int, _names(hidden)))
+        widths = tuple(map(int, _names(hidden)))
     except ValueError as error:
-        raise ValueError(f"The option --hidden must be widths such as 200,25, got {hidden!r} instead.") from error
+        raise ValueError(f"The option --hidden must be widths such as 200,25, got {hidden[:50]!r} instead.") from error
+    if len(widths) > MAX_LAYERS or any(width > MAX_WIDTH for width in widths):
+        raise ValueError(
+            f"The option --hidden must be up to {MAX_LAYERS} widths up to {MAX_WIDTH}, got {hidden[:50]!r} instead."
+        )
+    return widths
 
 
 TITLES = {
@@ -78,17 +88,18 @@ TITLES = {
 }
 
 
-def _show(found: dict[str, Any], as_json: bool) -> None:
+def _show(values: dict[str, Any], as_json: bool) -> None:
+    """Prints named values, a line for each, or all as one JSON object."""
     if as_json:
-        print(json.dumps(found, allow_nan=False))
+        print(json.dumps(values, allow_nan=False))
         return
-    for name, value in found.items():
+    for name, value in values.items():
         shown = f"{value:.4g}" if isinstance(value, float) else str(value)
         say(f"  {TITLES.get(name, name):<42} {shown}")
 
 
 def _bad_rows_file(out: Path, table: Path, wanted: bool) -> Path | None:
-    """Where rows that were left out are listed."""
+    """The path for the list of rows that were left out; None where such rows are an error."""
     return out.with_name(f"{table.stem}-bad-rows.csv") if wanted else None
 
 
@@ -128,30 +139,29 @@ def fit(
         bochner fit churn.csv --target left --drop name --report churn.html --quick
     """
     began = time.perf_counter()
-    with problems():
-        files = Files(table, out, report, _bad_rows_file(out, table, skip_bad_rows))
-        _check_fit(files, task, test)
-        _budget(budget, quick, began)
-        from bochner.cli.jobs import fit_file
-        from bochner.tables.estimators import TableRegressor
-        from bochner.tables.fitting import read_training
-        from bochner.tables.reading import open_table
+    files = Files(table, out, report, _bad_rows_file(out, table, skip_bad_rows))
+    _check_fit(files, task, test)
+    _budget(budget, quick, began)
+    from bochner.cli.jobs import fit_file
+    from bochner.tables.estimators import TableRegressor
+    from bochner.tables.fitting import read_training
+    from bochner.tables.reading import open_table
 
-        options: Any = {"kernel": _names(kernel), "hidden_layer_sizes": _widths(hidden), "false_alarm": false_alarm}
-        options |= {"device": device, "random_state": seed, "verbose": True}
-        TableRegressor(**options).check_parameters()
-        note(f"reading {table}")
-        drops = _drop_names(drop or [], open_table(table).names)
-        rows = read_training(table, target, drops, task, skip_bad_rows)
-        options["budget"] = _budget(budget, quick, began)
-        done = fit_file(files, rows, share=test, drop=drops, **options)
+    options: Any = {"kernel": _names(kernel), "hidden_layer_sizes": _widths(hidden), "false_alarm": false_alarm}
+    options |= {"device": device, "random_state": seed, "verbose": True}
+    TableRegressor(**options).check_parameters()
+    note(f"reading {table}")
+    drops = _drop_names(drop or [], open_table(table).names)
+    rows = read_training(table, target, drops, task, skip_bad_rows)
+    options["budget"] = _budget(budget, quick, began)
+    done = fit_file(files, rows, share=test, drop=drops, **options)
     if report is not None and report not in done.written:
         note("no report: no held-out row is of a class that was learned")
     _tell_json(done) if as_json else _tell(done)
 
 
 def _check_fit(files: Files, task: str, test: float) -> None:
-    """Raises a ValueError for files and options that cannot be, before any work is done."""
+    """Raises a ValueError for files and options that cannot be used, before any work is done."""
     if STDOUT in (files.out, files.report):
         raise ValueError("The outputs of fit must be files, got '-' instead.")
     files.check()
@@ -162,7 +172,7 @@ def _check_fit(files: Files, task: str, test: float) -> None:
 
 
 def _tell_json(done: Any) -> None:
-    """The same as ``_tell``, for programs."""
+    """Prints what ``_tell`` says as one JSON object, for programs."""
     answer: dict[str, Any] = {"model": str(done.written[0]), "task": done.rows.target.task}
     answer |= {"rows": len(done.parts.train[1]), "inputs": len(done.model.table_.outputs)}
     answer |= {"left_out": len(done.rows.bad), "summary": done.summary, "held_out": done.metrics}
@@ -170,7 +180,7 @@ def _tell_json(done: Any) -> None:
 
 
 def _tell(done: Any) -> None:
-    """What was done with the columns, what was fitted, how well it does, and where it is."""
+    """Prints what the columns were taken for, what was fitted, how good it is, and where it was written."""
     model, parts = done.model, done.parts
     rows, held = len(parts.train[1]), len(parts.held[1]) + parts.left_out
     for line in done.summary:
@@ -210,28 +220,25 @@ def predict(
     Example:
         bochner predict model.bochner new.csv --out predictions.csv --report predictions.html
     """
-    with problems():
-        if not 0 < coverage < 1:
-            raise ValueError(f"The option --coverage must lie between 0 and 1, got {coverage} instead.")
-        out = out or _default_output(table)
-        if out == STDOUT and as_json:
-            raise ValueError("The options --json and --out - both write to standard output; choose one.")
-        bad_rows = _bad_rows_file(table if out == STDOUT else out, table, skip_bad_rows)
-        files = Files(table, out, report, bad_rows)
-        files.check(model)
-        from bochner.cli.jobs import predict_file
+    if not 0 < coverage < 1:
+        raise ValueError(f"The option --coverage must lie between 0 and 1, got {coverage} instead.")
+    out = out or _default_output(table)
+    if out == STDOUT and as_json:
+        raise ValueError("The options --json and --out - both write to standard output; choose one.")
+    bad_rows = _bad_rows_file(table if out == STDOUT else out, table, skip_bad_rows)
+    files = Files(table, out, report, bad_rows)
+    files.check(model)
+    from bochner.cli.jobs import predict_file
 
-        done = predict_file(files, model, coverage=coverage, device=device)
+    done = predict_file(files, model, coverage=coverage, device=device)
     if as_json:
         print(json.dumps({"out": str(out), "rows": done.rows, "flagged": done.flagged, "notes": done.notes}))
         return
-    to = errors if out == STDOUT else console
+    tell = note if out == STDOUT else say
     written = "  ".join(str(path) for path in done.written)
-    for line in (
-        f"{done.rows} rows, {done.flagged} unlike the training data; written: {written}",
-        *(f"  {line}" for line in done.notes),
-    ):
-        to.print(line, soft_wrap=True)
+    tell(f"{done.rows} rows, {done.flagged} unlike the training data; written: {written}")
+    for line in done.notes:
+        tell(f"  {line}")
 
 
 def evaluate(
@@ -247,15 +254,18 @@ def evaluate(
     Example:
         bochner evaluate model.bochner test.csv --report test.html
     """
-    with problems():
-        files = Files(table, None, report, _bad_rows_file(table, table, skip_bad_rows))
-        files.check(model)
-        from bochner.cli.jobs import evaluate_file
+    files = Files(table, None, report, _bad_rows_file(table, table, skip_bad_rows))
+    files.check(model)
+    from bochner.cli.jobs import evaluate_file, write_page
 
-        metrics, notes = evaluate_file(files, model, device)
-    _show(metrics, as_json)
-    for line in [] if as_json else notes:
+    done = evaluate_file(files, model, device)
+    _show(done.metrics, as_json)
+    for line in [] if as_json else done.notes:
         say(f"  {line}")
+    if done.page is not None:  # written last: where that fails, the metrics are said nevertheless
+        path = write_page(files, done.page)
+        if not as_json:
+            say(f"  written: {path}")
 
 
 def info(model: ModelFile, as_json: Json = False) -> None:
@@ -264,25 +274,24 @@ def info(model: ModelFile, as_json: Json = False) -> None:
     Example:
         bochner info model.bochner
     """
-    with problems():
-        check_model_file(model)
-        from bochner.members.member import describe_members
-        from bochner.storage import load
+    check_model_file(model)
+    from bochner.members.member import describe_members
+    from bochner.storage import load
 
-        saved = load(model, device="cpu")
-    found: dict[str, Any] = dict(saved.about)
+    saved = load(model, device="cpu")
+    values: dict[str, Any] = dict(saved.about)
     table = saved.estimator if hasattr(saved.estimator, "table_") else None
     estimator = saved.estimator if table is None else table.estimator_
     kernels = estimator.kernel if isinstance(estimator.kernel, tuple | list) else (estimator.kernel,)
-    found |= {"kernel": ", ".join(map(str, kernels)), "hidden_layer_sizes": list(estimator.hidden_layer_sizes)}
-    found["false_alarm"] = estimator.false_alarm
-    found["members"] = "; ".join(describe_members(mixture.members) for mixture in estimator.mixtures_)
+    values |= {"kernel": ", ".join(map(str, kernels)), "hidden_layer_sizes": list(estimator.hidden_layer_sizes)}
+    values["false_alarm"] = estimator.false_alarm
+    values["members"] = "; ".join(describe_members(mixture.members) for mixture in estimator.mixtures_)
     if table is not None:
-        found["target"] = table.target_.name
-        found["columns"] = "; ".join(table.summary_[:-1])
+        values["target"] = table.target_.name
+        values["columns"] = "; ".join(table.summary_[:-1])
     if hasattr(estimator, "classes_"):
-        found["classes"] = ", ".join(map(str, estimator.classes_))
+        values["classes"] = ", ".join(map(str, estimator.classes_))
     else:
-        found["noise"] = estimator.noise_ if len(estimator.mixtures_) == 1 else list(map(float, estimator.noise_))
-    found["ood_threshold"] = estimator.ood_threshold_
-    _show(found, as_json)
+        values["noise"] = estimator.noise_ if len(estimator.mixtures_) == 1 else list(map(float, estimator.noise_))
+    values["ood_threshold"] = estimator.ood_threshold_
+    _show(values, as_json)

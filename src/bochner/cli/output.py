@@ -1,15 +1,20 @@
-"""How the commands print: text, errors, and an output that may know few letters, be full or be closed."""
+"""How the commands print: text and errors. Text of users passes through ``say``, ``note`` and ``guarded`` only."""
 
 import contextlib
+import errno
+import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
 
-from bochner.tables.errors import TableError, shortened
+from bochner.cli import process
+from bochner.files import FULL_DISK, temporary_path
+from bochner.tables.errors import TableError, printable, shortened
 
 # What users write is never markup: a column may be called d:on:d or [/red].
 console = Console(highlight=False, markup=False, emoji=False)
@@ -17,23 +22,28 @@ errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def say(text: str) -> None:
-    """Prints a line."""
-    console.print(text, soft_wrap=True)
+    """Prints a line; control characters in it are written out, so that no name can move the cursor or change colours."""
+    console.print(printable(text), soft_wrap=True)
 
 
 def note(text: str) -> None:
-    """Prints a line about what goes on, on stderr."""
-    errors.print(f"bochner: {text}", soft_wrap=True)
+    """Prints a line about progress on stderr."""
+    errors.print(printable(f"bochner: {text}"), soft_wrap=True)
 
 
 @contextlib.contextmanager
 def problems() -> Iterator[None]:
-    """Turns what users can cause into one message on stderr and exit status 1."""
+    """Turns what users can cause into one message on stderr and exit status 1; signals into 128 plus their number."""
+    process.begin()
     try:
         yield
+    except KeyboardInterrupt as stop:
+        errors.print(printable(process.stop_message(stop)), soft_wrap=True)
+        raise typer.Exit(process.exit_code(stop)) from stop
+    except BrokenPipeError:  # the reader of standard output is gone: typer ends quietly
+        raise
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        _refuse(f"{where}{error.strerror or error}.", error)
+        _refuse(_disk_message(error), error)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate" not in str(error):
             raise
@@ -44,21 +54,43 @@ def problems() -> Iterator[None]:
         _refuse(" ".join(str(error).split()), error)
 
 
+def _disk_message(error: OSError) -> str:
+    """The file, what went wrong with it, and which outputs are complete nevertheless."""
+    # Files are named by whoever writes them: what fails without a name is standard output.
+    unnamed = "Standard output: " if error.errno in (*FULL_DISK, errno.EBADF) else ""
+    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else unnamed
+    files = process.kept_files()
+    kept = f" Kept: {', '.join(files)}." if files else ""
+    return f"{where}{error.strerror or error}.{kept}"
+
+
 def _refuse(message: str, error: BaseException) -> None:
-    errors.print(message, style="red", soft_wrap=True)
+    lines = map(printable, message.split("\n"))
+    errors.print("\n".join(lines), style="red", soft_wrap=True)
     raise typer.Exit(1) from error
 
 
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose errors become messages, see ``problems``."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        with problems():
+            command(*arguments, **options)
+
+    return run
+
+
 def make_folder(out: Path) -> Path:
-    """Makes an output folder, before any work is done."""
+    """Makes an output folder and tries to write there, before any work is done."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".bochner-write-test"
+        probe = temporary_path(out / "write-test")
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)
     except OSError as error:
         raise typer.BadParameter(
-            f"The folder {out} cannot be written to ({error.strerror}); choose another with --out."
+            f"The folder {printable(str(out))} cannot be written to ({error.strerror}); choose another with --out."
         ) from error
     return out
 
@@ -67,10 +99,3 @@ def has_screen() -> bool:
     """Whether someone sits in front of a screen: then a page may be opened there."""
     window = sys.platform in ("darwin", "win32") or "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
     return window and sys.stdout.isatty()
-
-
-def survive() -> None:
-    """Lets letters that standard output does not know become question marks."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]

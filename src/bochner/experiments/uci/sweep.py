@@ -1,8 +1,13 @@
 """Runs the units of a sweep through joblib and keeps their rows: what is there is skipped, what is new is added whole."""
 
+import functools
 import itertools
 import os
+import signal
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +23,12 @@ from bochner.experiments.zoo import MODELS, by_activation
 
 ENGINES = ("local", "ray", "dask")
 POSTERIORS = ("kfac", "swag")
-MODELS_PER_JOB = {"adult": 8, "connect-4": 8, "covtype": 1}  # on a GPU, where not all
+MODELS_PER_JOB = {"adult": 8, "connect-4": 8, "covtype": 1}  # models that train together on a GPU; all, for other sets
+PARENT_CHECK_SECONDS = 1.0  # time between two looks of a worker process whether its parent lives
 
 
 def _key(row: Row) -> tuple[Any, ...]:
+    """The unit of work that a row belongs to."""
     return (*tuple(row[k] for k in ("protocol", "posterior", "set", "model", "fold", "seed")), tuple(row["folds"]))
 
 
@@ -59,16 +66,52 @@ def units(config: Config, left: dict[str, list[str]]) -> list[tuple[str, list[st
     return jobs
 
 
-def _work(config: Config, name: str, models: list[str], threads: int, progress: bool, folder: str | None) -> list[Row]:
-    """One job, in whatever process: with the same number of threads everywhere, sums come out the same everywhere."""
-    torch.set_num_threads(threads)
-    if folder is not None:
-        os.environ["BOCHNER_DATA"] = folder
-    return run_set(config, name, models, progress=progress)
+@dataclass(frozen=True)
+class _Process:
+    """How a job runs, in whatever process.
+
+    Attributes:
+        threads: Number of threads; with the same number everywhere, sums come out the same everywhere.
+        progress: Whether to show bars.
+        data: The data folder that the user chose; None for the default.
+        parent: The process that a local worker belongs to; None for workers of Ray and Dask.
+    """
+
+    threads: int
+    progress: bool
+    data: str | None
+    parent: int | None
+
+    def prepare(self) -> None:
+        """Applies the settings to this process, and ties it to its parent where it is a local worker."""
+        torch.set_num_threads(self.threads)
+        if self.data is not None:
+            os.environ["BOCHNER_DATA"] = self.data
+        if self.parent is not None and self.parent != os.getpid():
+            _end_with(self.parent)
+
+
+@functools.cache
+def _end_with(parent: int) -> None:
+    """Lets this worker process end soon after its parent does, however that ends, and leaves Ctrl-C to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _work(process: _Process, config: Config, name: str, models: list[str]) -> list[Row]:
+    """Does one job."""
+    process.prepare()
+    return run_set(config, name, models, progress=process.progress)
 
 
 def check(name: str, request: Request) -> None:
-    """Whether all names are known and the data sets are there and whole."""
+    """Raises an error unless all names are known and the data sets are there and undamaged."""
     chosen("posterior", [request.posterior], POSTERIORS)
     chosen("engine", [request.engine], ENGINES)
     chosen("models", request.models, MODELS)
@@ -76,10 +119,11 @@ def check(name: str, request: Request) -> None:
     if request.posterior == "swag" and name != "uci-classification":
         raise ValueError("The posterior 'swag' is part of uci-classification only, as in the paper.")
     for each in chosen("sets", request.sets, SETS[name]):
-        if (found := datasets.check(each)).status == "missing":
-            datasets.load(each)  # says where it was looked for and how to get it
-        if found.status == "bad":
-            raise ValueError(f"The data set {each} cannot be used. {found.message}")
+        result = datasets.check(each)
+        if result.status == "missing":
+            datasets.load(each)  # raises the error that says where the file belongs and how to get it
+        if result.status == "bad":
+            raise ValueError(f"The data set {each} cannot be used. {result.message}")
 
 
 def run(name: str, request: Request, path: Path) -> None:
@@ -102,24 +146,26 @@ def sweep(config: Config, sets: Sequence[str], models: Sequence[str], path: Path
     """
     rows = read_rows(path)
     jobs = units(config, pending(config, sets, models, rows))
-    folder = os.environ.get("BOCHNER_DATA")
-    progress = request.progress and request.workers == 1
-    calls = [
-        joblib.delayed(_work)(config, name, some, torch.get_num_threads(), progress, folder) for name, some in jobs
-    ]
-    for number, found in enumerate(_results(calls, request.engine, request.workers), start=1):
-        rows = add_rows(path, found, _key)
-        first = found[0]
-        names = ", ".join(dict.fromkeys(row["model"] for row in found))
-        total = first["seconds"] * len({row["model"] for row in found})
+    process = _Process(
+        threads=torch.get_num_threads(),
+        progress=request.progress and request.workers == 1,
+        data=os.environ.get("BOCHNER_DATA"),
+        parent=os.getpid() if request.engine == "local" else None,
+    )
+    calls = [joblib.delayed(_work)(process, config, name, some) for name, some in jobs]
+    for number, new in enumerate(_results(calls, request.engine, request.workers), start=1):
+        rows = add_rows(path, new, _key)
+        first = new[0]
+        names = ", ".join(dict.fromkeys(row["model"] for row in new))
+        total = first["seconds"] * len({row["model"] for row in new})
         request.report(f"[{number}/{len(jobs)}] {first['set']}: {names}  {total:.1f} s")
     return rows
 
 
 def _results(calls: list[Any], engine: str, workers: int) -> Iterator[list[Row]]:
-    """Results as they come in."""
+    """Results in the order in which they are done."""
     if engine == "local":
-        yield from joblib.Parallel(workers, return_as="generator_unordered")(calls)  # pyright: ignore[reportReturnType]
+        yield from _local_results(calls, workers)
         return
     try:
         if engine == "ray":
@@ -136,3 +182,16 @@ def _results(calls: list[Any], engine: str, workers: int) -> Iterator[list[Row]]
         # These backends give nothing back before everything is done: a batch at a time, so that rows are kept as they come.
         for start in range(0, len(calls), workers):
             yield from joblib.Parallel()(calls[start : start + workers])  # pyright: ignore[reportReturnType]
+
+
+def _local_results(calls: list[Any], workers: int) -> Iterator[list[Row]]:
+    """Results of processes on this machine; the processes end at once where the sweep is interrupted."""
+    done = False
+    try:
+        yield from joblib.Parallel(workers, return_as="generator_unordered")(calls)  # pyright: ignore[reportReturnType]
+        done = True
+    finally:
+        if workers > 1 and not done:
+            from joblib.externals.loky import get_reusable_executor
+
+            get_reusable_executor().shutdown(wait=False, kill_workers=True)
