@@ -40,9 +40,10 @@ def problems() -> Iterator[None]:
     except KeyboardInterrupt as stop:
         errors.print(printable(process.stop_message(stop)), soft_wrap=True)
         raise typer.Exit(process.exit_code(stop)) from stop
-    except BrokenPipeError:  # the reader of standard output is gone: typer ends quietly
-        raise
     except OSError as error:
+        # Writers name their file: an error of writing without a name is one of standard output, which ``process.start`` handles.
+        if error.filename is None and error.errno in (*FULL_DISK, errno.EBADF, errno.EPIPE):
+            raise
         _refuse(_disk_message(error), error)
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate" not in str(error):
@@ -56,9 +57,7 @@ def problems() -> Iterator[None]:
 
 def _disk_message(error: OSError) -> str:
     """The file, what went wrong with it, and which outputs are complete nevertheless."""
-    # Files are named by whoever writes them: what fails without a name is standard output.
-    unnamed = "Standard output: " if error.errno in (*FULL_DISK, errno.EBADF) else ""
-    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else unnamed
+    where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
     files = process.kept_files()
     kept = f" Kept: {', '.join(files)}." if files else ""
     return f"{where}{error.strerror or error}.{kept}"
