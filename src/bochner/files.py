@@ -64,7 +64,8 @@ def _is_same_file(path: Path, other: Path) -> bool:
 def _check_regular(path: Path) -> None:
     if _followed(path).is_symlink():
         raise ValueError(f"The output {path} is a link that leads back to itself; choose another name.")
-    if path.exists() and not path.is_file():
+    stream = path.is_symlink() and path.readlink().is_relative_to("/proc")  # /dev/stdout, even where it leads to a file
+    if stream or (path.exists() and not path.is_file()):
         raise ValueError(f"The output {path} is not a regular file; choose another name.")
 
 

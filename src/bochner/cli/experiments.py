@@ -1,5 +1,7 @@
 """Commands for the paper's experiments: run, report, demo."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,6 +59,18 @@ def _device(name: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
+@contextlib.contextmanager
+def _foreign_rows(place: Path) -> Iterator[None]:
+    """Turns errors in showing rows into a ValueError: ``read_rows`` checks columns and types, but not how values fit together."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError, AssertionError) as error:
+        raise ValueError(
+            f"The rows in {place} cannot be shown ({type(error).__name__}: {error}); "
+            "remove the lines that bochner run did not write."
+        ) from error
+
+
 def run(
     names: Names,
     out: RowsOut = None,
@@ -94,7 +108,8 @@ def run(
         folder = make_folder(out or Path("results") / experiment.folder)
         keep(folder, "The same command makes the rows that are missing")
         rows = experiment.run(its_request, folder)
-        figures = [str(path) for path in draw(experiment.name, rows)]
+        with _foreign_rows(rows):
+            figures = [str(path) for path in draw(experiment.name, rows)]
         say("   ".join(figures) or f"Tables: bochner report {rows.parent}")
 
 
@@ -121,11 +136,15 @@ def report(
     from bochner.reports import tables as table_reports
 
     target = make_folder(out or folder)
-    written = table_reports.write(tables, target) if tables else []
-    if whole:
-        sections = results.results_sections(folder)
-        written = [page.write(target / "report.html", "The paper's experiments, again", sections)]
-    written += image_reports.write(folder, target) if images else []
+    written: list[Path] = []
+    with _foreign_rows(folder):
+        if tables:
+            written += table_reports.write(tables, target)
+        if images:
+            written += image_reports.write(folder, target)
+        if whole:
+            sections = results.results_sections(folder)
+            written.append(page.write(target / "report.html", "The paper's experiments, again", sections))
     say("   ".join(str(path) for path in written))
 
 

@@ -1,11 +1,13 @@
 """The command line as a process: signals that stop it, output streams that fail, and what is kept then."""
 
+import contextlib
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
 
+MIN_COLUMNS = 20  # characters of a line, below which nothing can be read
 SIGNAL_EXIT_CODE = 128  # added to the number of the signal that ended a process
 STOP_SIGNALS = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 
@@ -84,10 +86,18 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
+def _check_width() -> None:
+    """Forgets a width of the screen that nothing fits into: at COLUMNS=0 no table would be printed at all."""
+    with contextlib.suppress(ValueError):
+        if int(os.environ.get("COLUMNS", MIN_COLUMNS)) < MIN_COLUMNS:
+            del os.environ["COLUMNS"]
+
+
 def start() -> None:
     """Runs the command line in a process of its own: exit code 130 after Ctrl-C, 1 where standard output fails."""
     _listen()
     _prepare_streams()
+    _check_width()
     try:
         from bochner.cli.commands import app
 
