@@ -468,6 +468,76 @@ def test_a_read_only_folder_is_said_before_any_work(models, tmp_path, monkeypatc
     check_refusal(run("predict", models / "number.bochner", "n.csv"), "cannot be written .Permission denied.")
 
 
+def test_a_full_disk_for_the_report_says_what_is_kept(models, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    houses(20).to_csv("n.csv", index=False)
+    replace = Path.replace
+
+    def full_for_reports(self, target):
+        if str(target).endswith(".html"):
+            raise OSError(28, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", full_for_reports)
+    options = ["--out", "o.csv", "--report", "r.html"]
+    result = run("predict", models / "number.bochner", "n.csv", *options)
+    check_refusal(result, r"^r.html: No space left on device. Kept: o.csv.$")
+    result = run("evaluate", models / "number.bochner", "n.csv", "--report", "r.html")
+    assert result.exit_code == 1
+    assert "root mean squared error" in result.stdout
+    assert "r.html: No space left on device." in result.stderr
+    assert sorted(os.listdir()) == ["n.csv", "o.csv"]  # noqa: PTH208
+
+
+def test_names_are_never_markup_nor_control_characters(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BOCHNER_DATA", "x[/red]:on:\x1b[31m")
+    assert "x[/red]:on:\\x1b[31m" in run("data", "list").stdout
+    assert "x[/red]:on:\\x1b[31m" in run("data", "check", "boston").stdout
+    table, model = "t[b]:on:\x1b[31m.csv", "m[bold]:on:.bochner"
+    columns = {"d:on:d": "area", "[/red]": "rooms", "e\x1b[31m": "age", "y[/x]": "price"}
+    frame = pd.DataFrame({name: houses()[column] for name, column in columns.items()})
+    frame.to_csv(table, index=False)
+    done = run("fit", table, "--target", "y[/x]", "--out", model, "--report", "r[b].html", *FAST)
+    assert done.exit_code == 0, done.stderr
+    for text in ("d:on:d: number", "[/red]: number", "regression of 'y[/x]'", f"written: {model}  r[b].html"):
+        assert text in done.stdout
+    said = done.output
+    for words in (["info", model], ["predict", model, table, "--out", "o.csv"], ["evaluate", model, table]):
+        result = run(*words)
+        assert result.exit_code == 0, result.stderr
+        said += result.output
+    for words in (["fit", table, "--target", "[/x]"], ["info", "[/x]:on:"], ["run", "[/x]"], ["report", "[/x]:on:"]):
+        result = run(*words)
+        assert result.exit_code == 1
+        assert "[/x]" in result.stderr
+        assert "\x1b" not in result.stderr
+    assert "\x1b" not in said
+    assert "\N{ON WITH EXCLAMATION MARK WITH LEFT RIGHT ARROW ABOVE}" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["fit", "t.csv", "--target", "y", "--hidden", str(2**70)], "--hidden must be up to 20 widths up to 10000"),
+        (["fit", "t.csv", "--target", "y", "--hidden", "9" * 5000], "--hidden must be widths such as 200,25"),
+        (["fit", "t.csv", "--target", "y", "--hidden", "1," * 21], "--hidden must be up to 20 widths"),
+        (["fit", "t.csv", "--target", "y", "--out", "loop"], "output loop is a link that leads back to itself"),
+        (["fit", "t.csv", "--target", "y", "--out", "/dev/stdout"], "output /dev/stdout is not a regular file"),
+        (["run", "uci-regression", "--folds", str(2**70)], "folds parameter must be one of 0, 1, 2"),
+        (["run", "uci-regression", "--folds", "²"], "folds parameter must be one of 0, 1, 2"),
+    ],
+)
+def test_numbers_and_outputs_that_cannot_be_are_refused(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("t.csv").write_text("a,y\n1,2\n")
+    Path("loop").symlink_to("loop")
+    result = run(*words)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert run("run", "uci-regression", "--workers", str(2**70)).exit_code == 2
+
+
 @pytest.mark.parametrize("kind", ["number", "class"])
 def test_evaluate_and_predict_write_reports(kind, models, tmp_path):
     table, report = models / f"{kind}.csv", tmp_path / "r.html"

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bochner.cli import app
-from bochner.experiments.rows import provenance, read_rows, write_rows
+from bochner.experiments.rows import provenance, read_rows, row_problem, write_rows
 from bochner.experiments.theory import (
     EXPERIMENTS,
     PAPER_GRAM_ERROR,
@@ -33,6 +33,70 @@ def test_rows_survive_a_round_trip_and_a_torn_last_line(tmp_path):
         file.write('{"a": 3')
     assert read_rows(path) == [{"a": 1}, {"a": 2.5}]
     assert [p.name for p in path.parent.iterdir()] == ["rows.jsonl"]
+
+
+ROWS = {
+    name: json.loads((Path(__file__).parents[1] / "results" / folder / f"{name}.jsonl").read_text().splitlines()[0])
+    for folder, name in (
+        ("uci", "uci-regression"),
+        ("images", "cifar-ood"),
+        ("images", "rotated-digits"),
+        ("theory", "gram"),
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("1", "it is no JSON object"),
+        ("null", "it is no JSON object"),
+        ("[" * 100_000, "no JSON that can be read"),
+        ("9" * 5_000, "no JSON that can be read"),
+        ("{", "Expecting property name enclosed in double quotes"),
+        ('{"a": 1}', "it has no '"),
+    ],
+)
+@pytest.mark.parametrize("name", ROWS)
+def test_a_foreign_line_in_a_file_of_rows_is_refused_by_its_number(line, problem, name, tmp_path):
+    path = tmp_path / f"{name}.jsonl"
+    path.write_text(f"{json.dumps(ROWS[name])}\n\n{line}\n")
+    with pytest.raises(ValueError, match=re.escape(f"Line 3 of {path} is not a row ({problem}")):
+        read_rows(path)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_column_that_is_read_is_there_and_of_its_type(name, tmp_path):
+    path = tmp_path / f"{name}.jsonl"
+    path.write_bytes(b'{"a": "\xff"}\n')
+    with pytest.raises(ValueError, match=r"Line 1 .* \(no JSON that can be read\)"):
+        read_rows(path)
+    refused = set()
+    for column, value in [(column, value) for column in ROWS[name] for value in (..., {}, True, 10**400)]:
+        row = {key: kept for key, kept in (ROWS[name] | {column: value}).items() if kept is not ...}
+        path.write_text(json.dumps(row) + "\n")
+        found = row_problem(row, name)
+        if found is None:
+            assert read_rows(path) == [row]
+            continue
+        kinds = "(text|an integer|a number|a list|a number or null)"
+        assert re.fullmatch(f"it has no '{column}'" if value is ... else f"its '{column}' must be {kinds}", found)
+        with pytest.raises(ValueError, match=f"Line 1 of .*{found}"):
+            read_rows(path)
+        refused.add(column)
+    assert {"protocol", "model", "seed", "status"} <= refused or {"points", "infinite"} <= refused
+    path.write_text(json.dumps(ROWS[name]) + "\n")
+    assert read_rows(path) == [ROWS[name]]
+
+
+def test_rows_that_do_not_fit_together_are_one_line(tmp_path):
+    row = {"kernel": "rbf", "scaling": "unit", "full": [1.0], "first": [1.0], "difference": [0.0]}
+    (tmp_path / "theory").mkdir()
+    path = tmp_path / "theory" / "mixture.jsonl"
+    path.write_text(json.dumps(row | {"r": [0.0], "kernel": "[/red]:on:"}) + "\n")
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert re.match(r"The rows in .* cannot be shown \(KeyError: '\[/red\]:on:'\); remove the lines", result.stderr)
 
 
 def test_provenance_says_what_it_takes():
@@ -116,6 +180,7 @@ def test_a_second_run_does_nothing_and_another_seed_does(tmp_path):
         for s in ("1", "1", "2")
     ]
     assert ["already" in output for output in outputs] == [False, True, False]
+    assert "replaces 6 rows of another unit" in outputs[2]
 
 
 def test_links_between_the_pages_lead_somewhere():

@@ -125,8 +125,9 @@ def _open_locked(part: Path) -> int:
     """Opens a file under a lock; again if another process removed it between the opening and the lock."""
     while True:
         handle = os.open(part, os.O_RDWR | os.O_CREAT, 0o666)
-        with contextlib.suppress(OSError):  # a disk of a network may have no locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        if fcntl is not None:
+            with contextlib.suppress(OSError):  # a disk of a network may have no locks
+                fcntl.flock(handle, fcntl.LOCK_EX)
         if _is_open_file(handle, part):
             return handle
         os.close(handle)
