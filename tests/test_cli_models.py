@@ -251,7 +251,7 @@ def many_categories(path):
 
 FIT = {
     "empty": (text(""), [], r"is empty; it needs a line of column names"),
-    "only a line end": (text("\n"), [], r"target parameter must be one of"),
+    "only a line end": (text("\n"), [], r"has no columns; it needs a line of column names"),
     "header only": (text("a,price\n"), [], r"has column names but no rows"),
     "too many cells": (
         text("a,price\n" + "1,2\n" * 20 + "1,2,3\n"),

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from bochner import TableClassifier, TableRegressor
 from bochner.cli import app
-from bochner.estimators import Settings
+from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.estimators.spread import Spread
 from bochner.storage import load, save
 from bochner.tables.errors import TableError
@@ -220,3 +220,13 @@ def test_raw_cells_cost_nothing_beside_clean_ones():
         x, y = frame.drop(columns="price"), clean["price"]
         scores[name] = -TableRegressor(**QUICK).fit(x[:120], y[:120]).log_prob(x[120:], y[120:]).mean()
     assert scores["raw"] <= scores["clean"] + 0.02
+
+
+def test_parameters_are_those_of_the_estimators_and_drop():
+    """They are written once, in the estimators, and the names are those that scikit-learn reads."""
+    for kind, inner in ((TableRegressor, StationaryRegressor), (TableClassifier, StationaryClassifier)):
+        assert kind().get_params() == {**inner().get_params(), "drop": ()}
+        changed = kind(drop=["a"], budget=3.0, false_alarm=0.1)
+        assert clone(changed).get_params() == {**inner().get_params(), "drop": ["a"], "budget": 3.0, "false_alarm": 0.1}
+        with pytest.raises(TypeError, match=r"keyword parameter must be one of drop, .* got 'bugdet' .* mean 'budget'"):
+            kind(bugdet=3.0)
