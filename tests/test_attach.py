@@ -19,7 +19,9 @@ from bochner.attach.answers import Answer
 from bochner.attach.batches import HeadRows
 from bochner.attach.nearness import PRECISION, Nearness, Space
 from bochner.attach.novelty import Novelty, Tail
-from bochner.storage import ModelFileError
+from bochner.estimators import StationaryRegressor
+from bochner.storage import ModelFileError, load, save
+from forging import Parts
 
 CENTRES = torch.tensor([[0.0, 2.0], [2.0, -1.0], [-2.0, -1.0]], dtype=torch.float64)
 
@@ -278,7 +280,7 @@ def test_rows_are_told_apart_whatever_dimension_they_lie_along():
     x, y = blobs(300)
     batches = [(x[i : i + 60].float().expand(7, -1, -1), torch.ones(11), y[i : i + 60]) for i in range(0, 300, 60)]
     head = fit(Recurrent(), batches, batches)
-    assert head._about["rows"] == 300
+    assert head._facts.rows == 300
     assert len(head._novelty.statistic.known) == 300
 
 
@@ -417,13 +419,66 @@ def test_a_file_brings_back_the_same_head(kind, request, tmp_path):
 def test_a_file_of_another_network_or_an_edited_one_is_refused(classes, tmp_path):
     network, head = classes
     path = head.save(tmp_path / "head.bochner")
-    with pytest.raises(ModelFileError, match="made for another network"):
+    with pytest.raises(ModelFileError, match="made for another network: parameters or buffers differ"):
         StationaryHead.load(path, trained(*blobs(400, 7), 3))
-    path.write_bytes(path.read_bytes().replace(b"matern32", b"matern23").replace(b'"rbf"', b'"rbg"'))
+    with pytest.raises(ModelFileError, match="made for another network: this one has no layer '4'"):
+        StationaryHead.load(path, nn.Linear(2, 3))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(ModelFileError, match="checksum"):
         StationaryHead.load(path, network)
     with pytest.raises(ModelFileError, match="does not exist"):
         StationaryHead.load(tmp_path / "nothing", network)
+
+
+def test_heads_and_estimators_are_told_apart(classes, tmp_path):
+    network, head = classes
+    with pytest.raises(ModelFileError, match=r"holds a StationaryHead; use StationaryHead.load\(path, network\)"):
+        load(head.save(tmp_path / "head.bochner"))
+    model = StationaryRegressor(hidden_layer_sizes=()).fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 0.0])
+    with pytest.raises(ModelFileError, match="does not hold a StationaryHead"):
+        StationaryHead.load(save(tmp_path / "model.bochner", model), network)
+
+
+def test_a_head_is_the_same_bytes_and_may_be_signed(numbers, tmp_path):
+    network, head = numbers
+    path = head.save(tmp_path / "head.bochner", key=b"secret")
+    again = StationaryHead.load(path, network, key=b"secret")
+    assert again.save(tmp_path / "again.bochner", key=b"secret").read_bytes() == path.read_bytes()
+    with pytest.raises(ModelFileError, match="is signed; give its key"):
+        StationaryHead.load(path, network)
+    with pytest.raises(ModelFileError, match="was signed with another key"):
+        StationaryHead.load(path, network, key=b"another")
+    head = copy.deepcopy(head)
+    head._near.scale = float("nan")
+    with pytest.raises(ValueError, match=r"could not be read back, so it is not written .scale must be a number"):
+        head.save(tmp_path / "head.bochner")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c, _: c.update(kernel="exec"), "kernel must be 'matern32' or 'rbf', got 'exec'"),
+        (lambda c, _: c.update(layer="5"), "has no layer '5'"),
+        (lambda c, _: c.update(classes=False), "a head for classes, and no other, has a temperature"),
+        (lambda c, _: c["answer"].update(noise=[1.0]), "a head for numbers, and no other, has a noise"),
+        (lambda c, _: c["answer"].update(temperature=0.0), "answer.temperature must be a number from 1e-12"),
+        (lambda c, _: c["answer"].update(edge=1.0), "answer.edge must be a number from 0"),
+        (lambda c, _: c.update(features=3), "anchors must be torch.float64 of shape"),
+        (lambda _, t: t.update(tail0=t["tail0"].flip(0)), "tail0 must be sorted"),
+        (lambda _, t: t.update(tail1=t["tail1"][1:]), "tail1 must be torch.float64 of shape"),
+        (lambda _, t: t.update(factor=-t["factor"]), "the factor must have a positive diagonal"),
+        (lambda _, t: t.update(centre=-t["centre"].abs()), "the smallest length must be positive"),
+        (lambda _, t: t.update(anchors=t["anchors"] * torch.nan), "anchors must hold numbers from"),
+    ],
+)
+def test_edited_heads_are_refused_even_under_a_correct_checksum(change, message, classes, tmp_path):
+    network, head = classes
+    parts = Parts.of(head.save(tmp_path / "head.bochner").read_bytes())
+    change(parts.content, parts.tensors)
+    (tmp_path / "head.bochner").write_bytes(parts.data())
+    with pytest.raises(ModelFileError, match=message):
+        StationaryHead.load(tmp_path / "head.bochner", network)
 
 
 # ------------------------------------------------------------------ what is refused

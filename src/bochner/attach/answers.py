@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from scipy.optimize import minimize_scalar
@@ -87,26 +86,6 @@ class Answer:
         assert self.noise is not None and self.centre is not None and self.spread is not None  # noqa: PT018
         mean = self.centre + trust * (outputs - self.centre)
         return GaussianPredictive(mean, self.spread.square() * (1 - trust.square()), self.noise)
-
-    def to_json(self) -> dict[str, Any]:
-        """What describes it."""
-        numbers = {"noise": self.noise, "centre": self.centre, "spread": self.spread}
-        found: dict[str, Any] = {k: None if v is None else v.tolist() for k, v in numbers.items()}
-        return found | {"power": self.power, "edge": self.edge, "temperature": self.temperature}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any], device: torch.device) -> "Answer":
-        """Reads it back."""
-        names = ("noise", "centre", "spread")
-        values = {name: content[name] for name in names if content[name] is not None}
-        tensors = {k: torch.tensor(v, dtype=torch.float64, device=device) for k, v in values.items()}
-        temperature = None if content["temperature"] is None else float(content["temperature"])
-        finite = all(bool(torch.isfinite(t).all()) for t in tensors.values())
-        power, edge = float(content["power"]), float(content["edge"])
-        right = finite and 0 < power < math.inf and 0 <= edge < 1 and (temperature is None) == (len(tensors) == 3)
-        if not right or (temperature is not None and not 0 < temperature < math.inf):
-            raise ValueError("numbers of the answer")
-        return cls(power, edge, temperature, tensors.get("noise"), tensors.get("centre"), tensors.get("spread"))
 
 
 def edge_of(left: Tensor) -> float:

@@ -30,7 +30,7 @@ class Tapped:
     """
 
     def __init__(self, network: nn.Module, name: str) -> None:
-        network = _unwrapped(network)
+        network = unwrapped(network)
         layers = dict(network.named_modules())
         if not isinstance(layers.get(name), nn.Linear):
             found = ", ".join(repr(n) for n, module in layers.items() if isinstance(module, nn.Linear)) or "none"
@@ -66,7 +66,7 @@ class Tapped:
         """The network tapped at the named layer, or at the linear layer whose output it returns."""
         if name is not None:
             return cls(network, name)
-        linears = [n for n, module in _unwrapped(network).named_modules() if isinstance(module, nn.Linear)]
+        linears = [n for n, module in unwrapped(network).named_modules() if isinstance(module, nn.Linear)]
         batch = split_batch(next(iter(loader)))[0]
         for candidate in reversed(linears):
             tapped = cls(network, candidate)
@@ -131,7 +131,8 @@ class Tapped:
         return found.hexdigest()
 
 
-def _unwrapped(network: nn.Module) -> nn.Module:
+def unwrapped(network: nn.Module) -> nn.Module:
+    """The network itself, where it is wrapped for several devices."""
     wrapped = isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel)
     return network.module if wrapped else network
 

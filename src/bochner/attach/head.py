@@ -27,7 +27,7 @@ ninetieth percentile shares follow an exponential tail, so that strange rows sti
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from bochner.attach.batches import (
     sum_over_processes,
 )
 from bochner.attach.nearness import KERNELS, Nearness, Space
-from bochner.attach.novelty import Novelty, Tail, cues_of
+from bochner.attach.novelty import Novelty, cues_of
 from bochner.predictive import Predictive
 
 ANCHORS = 1000  # rows that nearness is measured to
@@ -54,6 +54,21 @@ KNOWN = 4000  # rows that choose, and that new rows are compared with
 FEWEST = 10  # rows without which nothing can be learnt
 LENGTHSCALES = (0.25, 0.5, 1.0)  # that are tried, in median distances of features; with longer ones nothing is far
 USUAL = ("matern32", 0.5)  # kernel and lengthscale without held-out rows: what these mostly choose
+
+
+@dataclass(frozen=True)
+class HeadFacts:
+    """What a head was made of.
+
+    Attributes:
+        classes: Whether the network predicts classes.
+        false_alarm: Share of ordinary rows that may be flagged.
+        rows: Number of training rows.
+    """
+
+    classes: bool
+    false_alarm: float
+    rows: int
 
 
 class StationaryHead:
@@ -74,11 +89,11 @@ class StationaryHead:
         false_alarm: Share of ordinary rows that are.
     """
 
-    def __init__(self, tapped: Tapped, near: Nearness, answer: Answer, novelty: Novelty, about: dict[str, Any]) -> None:
-        self._tapped, self._near, self._answer, self._novelty, self._about = tapped, near, answer, novelty, about
+    def __init__(self, tapped: Tapped, near: Nearness, answer: Answer, novelty: Novelty, facts: HeadFacts) -> None:
+        self._tapped, self._near, self._answer, self._novelty, self._facts = tapped, near, answer, novelty, facts
         self.kernel, self.lengthscale = near.kernel, near.scale
         self.power, self.temperature, self.noise = answer.power, answer.temperature, answer.noise
-        self.false_alarm = about["false_alarm"]
+        self.false_alarm = facts.false_alarm
         self.threshold = novelty.threshold(self.false_alarm)
 
     @classmethod
@@ -130,8 +145,7 @@ class StationaryHead:
         left = near.left(known.features, seen=seen)
         answer = Answer.fitted(known, left, sample.targets, classes, seen)
         novelty = Novelty.of(cues_of(left, known.outputs, classes))
-        about = {"classes": classes, "head": tapped.name, "false_alarm": float(false_alarm), "rows": sample.seen}
-        return cls(tapped, near, answer, novelty, about)
+        return cls(tapped, near, answer, novelty, HeadFacts(classes, float(false_alarm), sample.seen))
 
     def predict(self, x: Any) -> Predictive:
         """The predictive distribution at a tensor, a tuple or dictionary of them, or a loader (whose labels are left aside).
@@ -147,7 +161,7 @@ class StationaryHead:
         return self._score(*self._outputs_and_left(x))
 
     def _score(self, outputs: Tensor, left: Tensor) -> Tensor:
-        return self._novelty(cues_of(left, outputs, self._about["classes"]))
+        return self._novelty(cues_of(left, outputs, self._facts.classes))
 
     def variance_left(self, x: Any) -> Tensor:
         """Share of the prior variance that the training rows leave at each row, (n,)."""
@@ -160,44 +174,35 @@ class StationaryHead:
             features, found = self._tapped(inputs)
             if not bool(torch.isfinite(features).all()) or not bool(torch.isfinite(found).all()):
                 raise ValueError("The x parameter gives features or outputs that are not finite; are its values?")
-            outputs.append(as_outputs(found, self._about["classes"]).double())
+            outputs.append(as_outputs(found, self._facts.classes).double())
             left.append(self._near.left(features))
         if not outputs:
             raise ValueError("The x parameter must hold at least one row, got none.")
         return torch.cat(outputs), torch.cat(left)
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the head, without the network, to a safetensors file: no code in it, at most 1,000 rows of features."""
-        from bochner.storage import write_sealed
+    def save(self, path: str | Path, *, key: bytes | None = None) -> Path:
+        """Writes the head, without the network, to a file that holds no code; it holds at most 1,000 rows of features.
 
-        content, tensors = self._near.to_parts()
-        content |= {"about": self._about, "network": self._tapped.digest, "answer": self._answer.to_json()}
-        tensors |= {f"tail{number}": tail.known for number, tail in enumerate(self._novelty.tails)}
-        tensors["statistic"] = self._novelty.statistic.known
-        return write_sealed(Path(path), "StationaryHead", content, tensors)
+        Args:
+            path: The file.
+            key: Secret of a signature; only ``load`` with the same key reads the file.
+        """
+        from bochner.storage.attached import write_head
+
+        return write_head(Path(path), self, key)
 
     @classmethod
-    def load(cls, path: str | Path, network: nn.Module) -> "StationaryHead":
-        """Reads a head back for the network that it was made for."""
-        from bochner.storage import ModelFileError, read_sealed
+    def load(cls, path: str | Path, network: nn.Module, *, key: bytes | None = None) -> "StationaryHead":
+        """Reads a head for the network that it was made for; a ModelFileError for any other file or network.
 
-        content, tensors = read_sealed(Path(path), "StationaryHead")
-        try:
-            about = content["about"]
-            tapped = Tapped(network, about["head"])
-            if tapped.digest != content["network"]:
-                raise ModelFileError(f"{path} was made for another network: parameters or buffers differ.")
-            tensors = {name: value.to(tapped.device) for name, value in tensors.items()}
-            near = Nearness.from_parts(content, tensors)
-            names = sorted(name for name in tensors if name.startswith("tail"))
-            novelty = Novelty([Tail(tensors[name]) for name in names], Tail(tensors["statistic"]))
-            return cls(tapped, near, Answer.from_json(content["answer"], tapped.device), novelty, about)
-        except ModelFileError:
-            raise
-        except Exception as error:
-            raise ModelFileError(
-                f"{path} does not hold what a head must hold ({type(error).__name__}: {error})."
-            ) from error
+        Args:
+            path: A file that ``save`` wrote.
+            network: The network, with the parameters and buffers that it had.
+            key: The key that the file was saved with.
+        """
+        from bochner.storage.attached import read_head
+
+        return read_head(Path(path), network, key)
 
 
 def _check_options(network: Any, task: Any, false_alarm: Any) -> None:

@@ -1,7 +1,6 @@
 """How near a row's features are to those of rows that were seen."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,25 +118,3 @@ class Nearness:
                 own = own / (1 - PRECISION * own).clamp(min=1e-6)
             found.append(own + (1 - phi.square().sum(1)).clamp(min=0))
         return torch.cat(found).clamp(max=1.0)
-
-    def to_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """JSON and tensors that describe it."""
-        content = {
-            "kernel": self.kernel,
-            "scale": self.scale,
-            "unit": self.space.unit,
-            "directions": self.space.directions,
-        }
-        tensors = {"anchors": self.phi.anchors, "factor": self.factor}
-        return content, tensors | {"centre": self.space.centre, "spread": self.space.scale}
-
-    @classmethod
-    def from_parts(cls, content: dict[str, Any], tensors: dict[str, Tensor]) -> "Nearness":
-        """Reads it back."""
-        unit, scale = float(content["unit"]), float(content["scale"])
-        space = Space(bool(content["directions"]), tensors["centre"], tensors["spread"], unit)
-        anchors, factor = tensors["anchors"], tensors["factor"]
-        if anchors.ndim != 2 or factor.shape != (len(anchors), len(anchors)) or not unit > 0 or not scale > 0:
-            raise ValueError("sizes of the anchors")
-        phi = KernelFeatures(KERNELS[content["kernel"]], torch.full_like(anchors[0], scale * unit), anchors)
-        return cls(space, content["kernel"], scale, phi, factor)

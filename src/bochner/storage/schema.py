@@ -1,0 +1,395 @@
+"""What the file of an estimator holds: every field with its type and range, and every tensor with its shape and range.
+
+``estimator_rules`` judges a file by its JSON and the declared sizes of its tensors, before any tensor is read or anything is built.
+It returns the rules that the values of the tensors must follow. For a StationaryHead see ``bochner.storage.attached``.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from bochner.estimators import Settings, columns, spread, targets
+from bochner.members import extractors, features, heads
+from bochner.priors.spectra import SPECTRA
+from bochner.storage.container import FORMAT, Json
+from bochner.storage.rules import (
+    Entry,
+    Rule,
+    TensorRule,
+    check_entries,
+    label,
+    list_of,
+    number,
+    one_of,
+    optional,
+    record,
+    require,
+    rows_of,
+    tagged,
+    text,
+    truth,
+    whole,
+)
+from bochner.tables import cells
+from bochner.tables.columns import DATE_PARTS, KINDS
+from bochner.tables.columns import Column as TableColumn
+
+MAX_ANCHORS = 20_000  # of a head on columns or on a network; the default is 900
+MAX_SPREAD_ANCHORS = 2_000  # of the spread, whose file size grows more slowly than its memory; the default is 200
+MAX_REFERENCES = 10_000_000  # scores of known rows that new rows are compared with; the default is about 2,000
+MAX_MEMBERS = 10_000
+MAX_LAYERS = 100
+MAX_LABEL_CHARACTERS = (
+    16 * 2**20
+)  # of all labels together: labels times the length of the longest one: NumPy pads all labels to that length
+
+# Constants of the formulas that saved models predict with. They are in every file: a model that was saved under other values would
+# predict other numbers, so it is refused.
+CONSTANTS = {
+    "kernel jitter": features.JITTER,
+    "class curvature": heads.CURVATURE,
+    "columns past networks": extractors.PASSED,
+    "farthest input": columns.FARTHEST,
+    "widest spread": spread.WIDEST,
+    "largest mapped target": targets.LARGEST_LOG,
+    "quadrature nodes": targets.NODES,
+}
+SHARE = number(0.0, 1.0)
+POSITIVE = number(1e-60, 1e60)
+FINITE = number(-1e110, 1e110)
+VERSIONS = {"format": one_of(FORMAT), "bochner": text, "torch": text}
+KERNEL = tagged(
+    "type",
+    {
+        "RBF": {},
+        "Matern": {"nu": number(1e-3, 1e6), "product": one_of(False)},
+        "Exponential": {"product": one_of(False)},
+    },
+)
+
+
+def _kernel_name(value: Any, place: str) -> None:
+    (one_of(*SPECTRA) if isinstance(value, str) else KERNEL)(value, place)
+
+
+def _kernel_choice(value: Any, place: str) -> None:
+    (list_of(_kernel_name, least=1, most=100) if isinstance(value, list) else _kernel_name)(value, place)
+
+
+# ------------------------------------------------------------------ JSON of estimators
+
+SETTINGS = record(
+    {
+        field.name: whole(0, 10**12) if isinstance(field.default, int) else number(0.0, 1e12)
+        for field in dataclasses.fields(Settings)
+    }
+)
+PARAMETERS = record(
+    {
+        "kernel": _kernel_choice,
+        "hidden_layer_sizes": list_of(whole(1, 10**6), most=MAX_LAYERS),
+        "false_alarm": number(1e-12, 1 - 1e-12),
+        "device": one_of("auto", "cpu", "cuda"),
+        "random_state": optional(whole(0, 2**32 - 1)),
+        "verbose": truth,
+        "settings": optional(SETTINGS),
+        "budget": optional(number(1e-9, 1e12)),
+    }
+)
+COLUMN = record(
+    {
+        "name": text,
+        "mean": FINITE,
+        "scale": number(1e-200, 1e110),
+        "missing": SHARE,
+        "categories": optional(list_of(label, least=1)),
+        "shares": list_of(SHARE),
+    }
+)
+TARGET_MAP = record(
+    {
+        "kind": one_of("identity", "log", "power"),
+        "mean": FINITE,
+        "scale": number(1e-150, 1e110),
+        "power": number(0.0, 2.0),
+        "centre": FINITE,
+        "spread": number(1e-60, 1e110),
+        "low": FINITE,
+        "high": FINITE,
+    }
+)
+MEMBER = {"weight": number(1e-12, 1.0), "network": optional(whole(0, 1000)), "kernel": KERNEL, "amplitude": POSITIVE}
+SUMS = {"noise": POSITIVE, "square": number(0.0, 1e250), "total": number(1e-60, 1e60), "map": TARGET_MAP}
+SPREAD = record(
+    {"constant": number(-1e3, 1e3), "mean_only": truth, "lengthscale": optional(POSITIVE)},
+)
+NETWORKS = record({"count": whole(1, 1000), "widths": list_of(whole(1, 10**6), least=1, most=MAX_LAYERS)})
+MIXTURE = {"networks": optional(NETWORKS)}
+REGRESSION_MIXTURE = record(
+    MIXTURE | {"members": list_of(record(MEMBER | SUMS), least=1, most=MAX_MEMBERS), "spread": SPREAD}
+)
+CLASS_MIXTURE = record(MIXTURE | {"members": list_of(record(MEMBER | {"averaging": SHARE}), least=1, most=MAX_MEMBERS)})
+TABLE_COLUMN = record(
+    {
+        **dict.fromkeys((field.name for field in dataclasses.fields(TableColumn)), text),
+        "kind": one_of(*KINDS),
+        "decimal": one_of(".", ","),
+        "style": one_of(*sorted(cells.STYLES)),
+        "parts": list_of(label),
+        "levels": list_of(label),
+        "rare": truth,
+        "missing": truth,
+    }
+)
+TASKS = {"regression": "number", "classification": "category"}  # and the kind of column that the target is
+TABLE = record(
+    {
+        "columns": list_of(TABLE_COLUMN, least=1),
+        "target": record({"name": text, "task": one_of(*TASKS), "column": TABLE_COLUMN, "note": text}),
+        "drop": list_of(text),
+    }
+)
+ESTIMATOR = VERSIONS | {
+    "constants": one_of(CONSTANTS),
+    "parameters": PARAMETERS,
+    "ood_threshold": SHARE,
+    "features": whole(1, 10**6),
+    "feature_names": optional(list_of(text, least=1)),
+    "columns": list_of(COLUMN, least=1),
+    "unseen": number(1.0, 1e100),
+    "table": optional(TABLE),
+}
+
+
+def _class_label(value: Any, place: str) -> None:
+    """A label: a text, a truth value or a number."""
+    rule = label if isinstance(value, str) else truth if isinstance(value, bool) else number(-(2.0**63), 2.0**64)
+    rule(value, place)
+
+
+CLASS_TYPES = ("|b1", "|i1", "|u1", *(f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8)), "U", "|O")
+ESTIMATORS: dict[str, Rule] = {
+    "StationaryRegressor": record(
+        ESTIMATOR
+        | {
+            "estimator": one_of("StationaryRegressor"),
+            "one_target": truth,
+            "mixtures": list_of(REGRESSION_MIXTURE, least=1, most=MAX_MEMBERS),
+        }
+    ),
+    "StationaryClassifier": record(
+        ESTIMATOR
+        | {
+            "estimator": one_of("StationaryClassifier"),
+            "classes": list_of(_class_label, least=2),
+            "class_type": one_of(*CLASS_TYPES),
+            "mixtures": list_of(CLASS_MIXTURE, least=1, most=1),
+        }
+    ),
+}
+
+
+# ------------------------------------------------------------------ relations between fields
+
+
+def _different(values: list[Any], what: str) -> None:
+    require(len(set(values)) == len(values), f"{what} must differ from each other")
+
+
+def _check_label_memory(labels: list[str], what: str) -> None:
+    size = len(labels) * max(map(len, labels), default=0)
+    require(size <= MAX_LABEL_CHARACTERS, f"{what} must take at most {MAX_LABEL_CHARACTERS} characters, got {size}")
+
+
+def _check_columns(content: Json) -> None:
+    names = content["feature_names"]
+    require(len(content["columns"]) == content["features"], "the number of columns must be that of the features")
+    if names is not None:
+        require(len(names) == content["features"], "there must be a name for each column")
+        _different(names, "the names of columns")
+    for place, column in enumerate(content["columns"]):
+        categories, name = column["categories"], column["name"]
+        known = (
+            name == str(place) and categories is None if names is None else name in (str(place), f"'{names[place]}'")
+        )
+        require(known or (names is None and name[:1] == name[-1:] == "'"), f"columns[{place}] has another name")
+        if categories is None:
+            require(not column["shares"] and column["missing"] < 1, f"columns[{place}] is not a column of numbers")
+            continue
+        require(categories == sorted(set(categories)), f"the categories of column {name} must be sorted and differ")
+        _check_label_memory(categories, f"the categories of column {name}")
+        shares = column["shares"]
+        require(len(shares) == len(categories), f"column {name} must have a share for each category")
+        require(abs(sum(shares) - 1) < 1e-6, f"the shares of column {name} must add up to 1")
+
+
+def _check_members(content: Json) -> None:
+    for place, mixture in enumerate(content["mixtures"]):
+        total = sum(member["weight"] for member in mixture["members"])
+        require(abs(total - 1) < 1e-3, f"the weights of mixtures[{place}] must add up to 1, got {total:g}")
+        count = 0 if mixture["networks"] is None else mixture["networks"]["count"]
+        for member in mixture["members"]:
+            require(member["network"] is None or member["network"] < count, f"mixtures[{place}] lacks a network")
+            target_map = member.get("map", {"low": 0, "high": 1})
+            require(target_map["low"] < target_map["high"], f"the map of mixtures[{place}] must have low below high")
+
+
+def _check_classes(content: Json) -> None:
+    labels, kind = content["classes"], content["class_type"].strip("<|")[0]
+    allowed = {"b": bool, "i": int, "u": int, "f": float, "U": str}.get(kind)
+    require(all(type(own) is allowed for own in labels) or allowed is None, "the classes must be of their type")
+    same = len({type(own) for own in labels}) == 1
+    require(same, "the classes must all be of one type")
+    require(all(a < b for a, b in itertools.pairwise(labels)), "the classes must be sorted and differ")
+    if isinstance(labels[0], str):
+        _check_label_memory(labels, "the classes")
+    elif kind in "biuf":
+        held = np.dtype(content["class_type"])
+        inside = kind in "bf" or np.iinfo(held).min <= labels[0] <= labels[-1] <= np.iinfo(held).max
+        require(inside, "the classes must fit into their type")
+        require(np.array(labels).astype(held).tolist() == labels, "the classes must fit into their type")
+
+
+def _check_table(content: Json) -> None:
+    """Checks a table's columns, which become the columns of the estimator."""
+    table, names = content["table"], content["feature_names"]
+    _different([column["name"] for column in table["columns"]], "the names of the table's columns")
+    for column in [*table["columns"], table["target"]["column"]]:
+        _check_table_column(column)
+    made = [TableColumn(**column) for column in table["columns"]]
+    outputs = [(name, column.kind == "category") for column in made for name in column.outputs]
+    require(names == [name for name, _ in outputs], "the table's columns must become those of the estimator")
+    held = [column["categories"] is not None for column in content["columns"]]
+    require(held == [category for _, category in outputs], "categories of the table must be those of the estimator")
+    known = {column["name"] for column in table["columns"]}
+    require(set(table["drop"]) <= known, "the columns to leave out must be in the table")
+    task, expected = table["target"]["task"], "regression" if "one_target" in content else "classification"
+    require(task == expected and content.get("one_target", True), "the target must fit the estimator")
+    require(table["target"]["column"]["kind"] == TASKS[task], "the column of the target must fit its task")
+
+
+def _check_table_column(column: Json) -> None:
+    kind, parts, levels, where = column["kind"], column["parts"], column["levels"], f"the column {column['name']!r:.60}"
+    _different(parts, f"the parts of {where}")
+    _different(levels, f"the levels of {where}")
+    _check_label_memory(levels, f"the levels of {where}")
+    require(kind in ("date", "text") or not parts, f"{where} must have no parts")
+    require(kind == "category" or not levels, f"{where} must have no levels")
+    if kind == "time":
+        require(column["style"] in cells.TIMES, f"{where} must have the format of a time")
+    if kind == "date":
+        require(column["style"] not in cells.TIMES, f"{where} must have the format of a date")
+        require(len(parts) > 0 and set(parts) <= {"days", *DATE_PARTS}, f"{where} must have parts of a date")
+        first = pd.to_datetime(column["first"], errors="coerce", format="ISO8601")
+        require(not pd.isna(first) and first.tzinfo is None, f"{where} must have a first date")
+
+
+# ------------------------------------------------------------------ tensors of estimators
+
+
+def triangle(size: int) -> int:
+    """Number of entries of a symmetric matrix that are stored: those of its lower triangle."""
+    return size * (size + 1) // 2
+
+
+def inputs_of(content: Json) -> tuple[int, int]:
+    """Number of inputs before those that say 'never seen', and of all inputs."""
+    plain = 0
+    for column in content["columns"]:
+        categories = column["categories"]
+        plain += 1 + (column["missing"] > 0) if categories is None else len(categories)
+    return plain, plain + sum(column["categories"] is not None for column in content["columns"])
+
+
+def _member_tensors(
+    prefix: str, entries: Mapping[str, Entry], inputs: int, outputs: Mapping[str, int]
+) -> dict[str, TensorRule]:
+    """Rules for a member; ``outputs`` names its last tensor and that tensor's columns."""
+    anchors = rows_of(entries, f"{prefix}anchors", MAX_ANCHORS)
+    rules = {
+        "anchors": TensorRule((anchors, inputs), -1e60, 1e60),
+        "lengthscale": TensorRule((inputs,), 1e-60, 1e60),
+        "gram": TensorRule((triangle(anchors),), -1e60, 1e60),
+        **{name: TensorRule((anchors, columns)) for name, columns in outputs.items()},
+    }
+    return {prefix + name: rule for name, rule in rules.items()}
+
+
+def _network_tensors(prefix: str, entries: Mapping[str, Entry], plain: int, widths: list[int]) -> dict[str, TensorRule]:
+    """Rules for a network: its intervals, its layers and its lengthscale."""
+    name = f"{prefix}0.column"
+    intervals = entries[name].shape[0] if name in entries and len(entries[name].shape) == 1 else 0
+    single: dict[str, Any] = {"dtype": torch.float32}
+    rules = {
+        "0.column": TensorRule((intervals,), 0, plain - 1, dtype=torch.int64),
+        "0.left": TensorRule((intervals,), -1e9, 1e9, **single),
+        "0.width": TensorRule((intervals,), 1e-9, 1e9, **single),
+        "2.lengthscale": TensorRule(
+            entries.get(f"{prefix}2.lengthscale", Entry(torch.float32, ())).shape[:1], 1e-12, 1e12, **single
+        ),
+    }
+    sizes = [plain + intervals, *widths]
+    for layer, (narrow, wide) in enumerate(itertools.pairwise(sizes)):
+        rules[f"1.{2 * layer}.weight"] = TensorRule((wide, narrow), -1e12, 1e12, **single)
+        rules[f"1.{2 * layer}.bias"] = TensorRule((wide,), -1e12, 1e12, **single)
+    return {prefix + name: rule for name, rule in rules.items()}
+
+
+def _mixture_tensors(prefix: str, mixture: Json, content: Json, entries: Mapping[str, Entry]) -> dict[str, TensorRule]:
+    plain, inputs = inputs_of(content)
+    rules: dict[str, TensorRule] = {}
+    deep, networks = 0, mixture["networks"]
+    if networks is not None:
+        deep = networks["widths"][-1] + inputs
+        for place in range(networks["count"]):
+            rules |= _network_tensors(f"{prefix}network{place}.", entries, plain, networks["widths"])
+    outputs = {"projection": 1}
+    if "classes" in content:
+        outputs = {"weights": 1 if len(content["classes"]) == 2 else len(content["classes"])}
+    for place, member in enumerate(mixture["members"]):
+        size = inputs if member["network"] is None else deep
+        rules |= _member_tensors(f"{prefix}member{place}.", entries, size, outputs)
+    spread_about = mixture.get("spread")
+    if spread_about is not None and spread_about["lengthscale"] is not None:
+        anchors = rows_of(entries, f"{prefix}spread.anchors", MAX_SPREAD_ANCHORS)
+        width = 1 if spread_about["mean_only"] else inputs + 1
+        rules[f"{prefix}spread.anchors"] = TensorRule((anchors, width), -1e60, 1e60)
+        rules[f"{prefix}spread.weights"] = TensorRule((anchors,), -1e12, 1e12)
+    return rules
+
+
+def estimator_rules(content: Json, entries: Mapping[str, Entry]) -> dict[str, TensorRule]:
+    """Judges the JSON of an estimator's file and the declared sizes of its tensors.
+
+    Returns:
+        The rules for the values of the tensors.
+
+    Raises:
+        WrongValue: Something is not as in any file that ``save`` wrote.
+    """
+    one_of(*ESTIMATORS)(content.get("estimator"), "estimator")
+    ESTIMATORS[content["estimator"]](content, "")
+    _check_columns(content)
+    _check_members(content)
+    if "classes" in content:
+        _check_classes(content)
+    else:
+        require(len(content["mixtures"]) == 1 or not content["one_target"], "one target must have one mixture")
+    if content["table"] is not None:
+        _check_table(content)
+    rules = {
+        "novelty.factor": TensorRule((triangle(inputs_of(content)[1] + 1),), -1e60, 1e60),
+        "novelty.left": TensorRule((rows_of(entries, "novelty.left", MAX_REFERENCES),), 0, 1, increasing=True),
+        "novelty.leverage": TensorRule(
+            (rows_of(entries, "novelty.leverage", MAX_REFERENCES),), 0, 1e100, increasing=True
+        ),
+    }
+    for place, mixture in enumerate(content["mixtures"]):
+        rules |= _mixture_tensors(f"{place}.", mixture, content, entries)
+    check_entries(rules, entries)
+    return rules
