@@ -2,10 +2,11 @@
 
 import csv
 import gzip
+import hashlib
 import io
-import os
+import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from bochner.datasets.builtin import BUILT_IN
-from bochner.datasets.checks import Check, check, file_sum, sum_path
+from bochner.datasets.checks import Check, check, sum_path
 from bochner.datasets.images import IMAGES
 from bochner.datasets.loading import NAMES, check_name, read_table
-from bochner.datasets.tables import AIRFOIL, CELLS, TABLES, data_folder
+from bochner.datasets.tables import AIRFOIL, CELLS, TABLES, Table, data_folder
+from bochner.files import write_bytes, write_text
 
 # The number of each set on OpenML. Its banana set (1460) has 5,300 other points: the paper's 400 are not there.
 IDS = {
@@ -118,21 +120,21 @@ def _encode(name: str, bunch: Any) -> bytes:
     return gzip.compress(data, mtime=0) if TABLES[name].file.endswith(".gz") else data
 
 
-def _write(path: Path, data: bytes, verify: Callable[[Path], object]) -> None:
-    """Writes a file and the note of its sum; the old file stays until the new one is whole and verified."""
-    part = path.with_name(f".{os.getpid()}-{path.name}")
+def _verify(table: Table, data: bytes) -> None:
+    """Raises a ValueError unless the bytes are a file of a data set that can be read."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, table.file)
+        path.write_bytes(data)
+        read_table(table, path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Writes a file and the note of its checksum."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(data)
-        verify(part)
-        digest = file_sum(part)
-        part.replace(path)
-        sum_path(path).write_text(f"{digest}  {path.name}\n")
+        write_bytes(path, data)
+        write_text(sum_path(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n")
     except OSError as error:
         raise OSError(f"The folder {path.parent} cannot be written to ({error.strerror or error}).") from error
-    finally:
-        if part.is_file():
-            part.unlink()
 
 
 def fetch(name: str, folder: Path | None = None) -> Check:
@@ -161,7 +163,9 @@ def fetch(name: str, folder: Path | None = None) -> Check:
             f"The data set '{name}' could not be fetched from OpenML ({error}). Check the connection, or {by_hand}."
         ) from error
     try:
-        _write(path, _encode(name, bunch), lambda part: read_table(table, part))
+        data = _encode(name, bunch)
+        _verify(table, data)
     except ValueError as error:
         raise ValueError(f"What OpenML sent is not the data set '{name}': {error}; {by_hand}.") from error
+    _write(path, data)
     return check(name, folder)

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bochner.experiments.rows import Row
+from bochner.files import replacing
 
 COLORS = {"rbf": "#4472b5", "matern52": "#8570b7", "matern32": "#2aab61", "exponential": "#d3434e"}
 LABELS = {"rbf": "RBF", "matern52": "Matérn-5/2", "matern32": "Matérn-3/2", "exponential": "Exponential"}
@@ -158,8 +159,8 @@ FIGURES: dict[str, Callable[[list[Row]], Figure]] = {
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Writes an SVG that is the same, byte for byte, for the same rows."""
+    """Writes a figure in the format of the file's suffix; an SVG is the same, byte for byte, for the same rows."""
     import matplotlib
 
-    with matplotlib.rc_context({"svg.hashsalt": "bochner", "svg.fonttype": "path"}):
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
+    with matplotlib.rc_context({"svg.hashsalt": "bochner", "svg.fonttype": "path"}), replacing(path) as part:
+        figure.savefig(part, format=path.suffix.removeprefix("."), metadata={"Date": None, "Creator": None})
