@@ -1,6 +1,16 @@
-"""Tables as they are: files in, columns understood, model files and predictions out.
+"""Tables as they are: files are read, columns are understood, and predictions are written.
 
-The files in the order of a fit: ``reading`` reads a file as text, ``cells`` says what single cells are, ``columns`` what a column
-is, ``table`` puts columns and target together, ``estimators`` holds the two scikit-learn classes, ``fitting`` splits, fits and
-predicts for the command line, ``writing`` writes predictions and rows that were left out. ``errors`` is what all of them raise.
+The modules in the order of a fit:
+
+- ``errors``: the error that all of them raise, and how names and cells are shown in messages;
+- ``cells``: what single cells say: numbers with units, truths, dates, words for 'missing';
+- ``text_files``, ``binary_files``: CSV and its kin; Parquet and Excel;
+- ``reading``: any of these files as text, some rows at a time, and rows that cannot be used;
+- ``columns``: what a column is, as plain data, and how its cells are read;
+- ``understanding``: how it is found out what a column is;
+- ``targets``: the same for the target, and the rule for labels;
+- ``table``: all columns of a table together, and what has changed in a new one;
+- ``estimators``: TableRegressor and TableClassifier;
+- ``fitting``: reads, splits, fits and predicts for the command line;
+- ``writing``: predictions beside their table, and rows that were left out.
 """

@@ -1,7 +1,7 @@
-"""What single cells say: numbers with their units, truths, dates, times, and words for 'missing'.
+"""Single cells: how texts are read as numbers with units, truths, dates and times, and which words mean that a value is missing.
 
-A whole column is read by one rule, which is chosen by all of its cells. ``dateutil`` is not used: it guesses for each cell on its
-own, so that 01/02 and 13/02 in one column are read in different orders, and takes '1.5' for a day of this month.
+All cells of a column are read by one rule, which depends on all of them. ``dateutil`` is not used: it guesses for each cell
+separately, so that 01/02 and 13/02 in one column are read in different orders, and it reads '1.5' as a day of this month.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-# Lower case. The second set counts as missing among numbers and dates only: as a category 'none' is an answer.
+# Lower case. Words of the second set mean that a number or a date is missing; among categories 'none' is an answer.
 MISSING_WORDS = frozenset(
     {"", "na", "n/a", "n.a.", "#n/a", "#na", "nan", "<na>", "nat", "null", "?", "-", "--", "–", "—"}
 )
@@ -103,7 +103,7 @@ def plain_form(text: str, decimal: str = ".") -> str:
 
 
 def once_each(texts: Any, read: Callable[[str], Any]) -> np.ndarray:
-    """What a function makes of every text, called once for each different one."""
+    """The results of a function for every text; it is called once for each different text."""
     codes, levels = pd.factorize(np.asarray(texts, dtype=object))
     return (
         np.array([read(level) for level in levels], dtype=object)[codes] if len(levels) else np.zeros(0, dtype=object)
@@ -111,12 +111,12 @@ def once_each(texts: Any, read: Callable[[str], Any]) -> np.ndarray:
 
 
 def is_missing(texts: Any, words: frozenset[str] = MISSING_WORDS) -> np.ndarray:
-    """Which texts say that there is no value."""
+    """Which texts mean that there is no value."""
     return once_each(texts, lambda text: text.strip().lower() in words).astype(bool)
 
 
 def as_number(text: str, decimal: str) -> tuple[float, str] | None:
-    """A number and its unit, or None where the text is none."""
+    """A number and its unit; None where the text is not a number."""
     bare = ABOUT.sub("", NO_CENTS.sub("", text.strip().strip("'").strip()))
     found = NUMBERS[decimal].fullmatch(bare)
     if found is None or (found["prefix"] and found["suffix"]):
@@ -132,7 +132,7 @@ def as_number(text: str, decimal: str) -> tuple[float, str] | None:
 
 
 def as_plain_number(text: str) -> float:
-    """A number as programs write it, NaN where the text is none or is not finite."""
+    """A number as programs write it; NaN where the text is not such a number, or not a finite one."""
     try:
         value = float(text)
     except ValueError:
@@ -141,7 +141,7 @@ def as_plain_number(text: str) -> float:
 
 
 def plain_numbers(texts: Any) -> np.ndarray | None:
-    """All texts as numbers where they are written as programs do, which most columns are; else None."""
+    """All texts as numbers where all are written as programs write them, which is quick; else None."""
     try:
         values = np.asarray(texts, dtype=object).astype(float)
     except ValueError:
@@ -150,7 +150,7 @@ def plain_numbers(texts: Any) -> np.ndarray | None:
 
 
 def read_numbers(texts: Any, decimal: str) -> np.ndarray:
-    """Finite numbers, NaN where a text is none."""
+    """Finite numbers; NaN where a text is not one."""
     if decimal == "." and (values := plain_numbers(texts)) is not None:
         return values
 
@@ -164,7 +164,7 @@ def read_numbers(texts: Any, decimal: str) -> np.ndarray:
 
 
 def count_units(texts: Any, decimal: str) -> Counter[str]:
-    """How many of the numbers among texts are in each unit; '' for none."""
+    """How many of the numbers among texts are in each unit; "" stands for no unit."""
     if plain_numbers(texts) is not None:
         return Counter({"": len(texts)})
 
@@ -181,21 +181,21 @@ def count_units(texts: Any, decimal: str) -> Counter[str]:
 
 # ------------------------------------------------------------------ the decimal sign
 
-FEW_LEVELS = 20  # different cells up to which a column may hold lists of choices such as 1,2
+FEW_LEVELS = 20  # largest number of different cells in a column of lists of choices such as 1,2
 LIST_OF_CHOICES = re.compile(r"\d{1,2}[.,]\d{1,2}")
 POINT_GROUPS = re.compile(r"\s*[-+]?[1-9]\d{0,2}\.\d{3}(?!\d)")  # may be a whole number with points between thousands
-VOTING_LEVELS = 2000  # different cells of a column that tell its decimal sign
+VOTING_LEVELS = 2000  # number of different cells from which a column's decimal sign is decided
 
 
 class Votes(NamedTuple):
-    """What the different cells of a column say about the decimal sign.
+    """Evidence from the different cells of a column about the decimal sign.
 
     Attributes:
         point: Share that are numbers with a decimal point.
         comma: Share that are numbers with a decimal comma.
-        sign: The decimal sign that they leave no doubt about, or "".
-        open: The sign in cells that are numbers under both, and different ones, such as 2.596; or "".
-        grouped: Whether the others are whole numbers up to 999, as where the sign separates thousands.
+        sign: The decimal sign where the cells leave no doubt, else "".
+        open: The sign in cells that are different numbers under the two decimal signs, such as 2.596; or "".
+        grouped: Whether all other cells are whole numbers up to 999, as in columns where the sign separates thousands.
     """
 
     point: float = 0.0
@@ -206,7 +206,7 @@ class Votes(NamedTuple):
 
 
 def decimal_votes(texts: np.ndarray, share: float, known: bool = False) -> Votes:
-    """What a column says about the decimal sign.
+    """Evidence from a column about the decimal sign.
 
     Args:
         texts: Its cells.
@@ -236,13 +236,13 @@ def decimal_votes(texts: np.ndarray, share: float, known: bool = False) -> Votes
 
 
 def file_sign(votes: Iterable[Votes]) -> str | None:
-    """The decimal sign of a file, from the columns that leave no doubt; None where there are none, or they disagree."""
-    counts = Counter(own.sign for own in votes)
+    """The decimal sign of most columns that leave no doubt; None where no sign has more of them."""
+    counts = Counter(column.sign for column in votes)
     return None if counts["."] == counts[","] else "." if counts["."] > counts[","] else ","
 
 
 def column_sign(votes: Votes, decimal: str | None) -> tuple[str, str]:
-    """The decimal sign of a column, and what to tell the user where neither its cells nor the file's sign decide."""
+    """The decimal sign of a column, and what the user is told where neither its cells nor the file's sign decide it."""
     if votes.sign or decimal:
         return votes.sign or decimal or ".", ""
     sign = {".": ",", ",": "."}[votes.open] if votes.open and votes.grouped else "."
@@ -252,24 +252,24 @@ def column_sign(votes: Votes, decimal: str | None) -> tuple[str, str]:
 
 
 def read_truths(texts: Any) -> np.ndarray:
-    """1 for yes, 0 for no, NaN for what is neither."""
+    """1 for words for yes, 0 for words for no, NaN for other texts."""
     return once_each(texts, lambda text: TRUTHS.get(text.strip().lower(), np.nan)).astype(float)
 
 
 def read_dates(texts: Any, style: str) -> pd.DatetimeIndex:
-    """Dates under one format, NaT where a text is none. Zones are left out: a weekday is that of the place."""
+    """Dates in one format; NaT where a text is not such a date. Time zones are left out: a weekday is the local one."""
     stripped = pd.Series(texts, dtype=object).str.strip().str.replace(ZONE, r"\1", regex=True)
     return pd.DatetimeIndex(pd.to_datetime(stripped, format=style, errors="coerce"))
 
 
 def read_times(texts: Any, style: str) -> np.ndarray:
-    """Hours since midnight, NaN where a text is no time."""
+    """Hours since midnight; NaN where a text is not a time of day."""
     found = pd.to_datetime(pd.Series(texts, dtype=object).str.strip(), format=style, errors="coerce")
     return (found.dt.hour + found.dt.minute / 60 + found.dt.second / 3600).to_numpy(dtype=float)
 
 
 def _date_marks(text: str) -> frozenset[str]:
-    """Signs between the parts of a date."""
+    """The signs between the parts of a date."""
     return frozenset(text) & frozenset("/:,.-")
 
 
@@ -278,7 +278,7 @@ def _may_be_a_date(text: str) -> bool:
 
 
 def date_style(levels: np.ndarray, share: float) -> tuple[str, bool] | None:
-    """The format that reads at least a share of different texts, and whether day and month might be the other way round."""
+    """The format that reads at least a share of different texts, and whether day and month could be swapped."""
     if np.mean([_may_be_a_date(text.strip()) for text in levels]) < share:
         return None
     sample = levels[:: max(1, len(levels) // 200)]

@@ -74,7 +74,9 @@ class Column:
         texts = ("name", "kind", "note", "decimal", "unit", "style", "first")
         lists = [known["parts"], known["levels"]]
         good = all(isinstance(known[key], str) for key in texts)
-        good = good and all(isinstance(own, list | tuple) and all(isinstance(v, str) for v in own) for own in lists)
+        good = good and all(
+            isinstance(texts, list | tuple) and all(isinstance(v, str) for v in texts) for texts in lists
+        )
         good = good and all(isinstance(known[key], bool) for key in ("rare", "missing"))
         good = good and known["kind"] in KINDS and known["decimal"] in (".", ",") and known["style"] in cells.STYLES
         if good and known["kind"] == "date":
@@ -129,12 +131,12 @@ def missing_words(values: np.ndarray) -> frozenset[str]:
 
 @dataclass
 class Read:
-    """What the cells of a column say.
+    """The cells of a column as numbers or categories.
 
     Attributes:
         values: The columns that it becomes, by name: floats, or texts with None where they are missing.
         absent: Cells without a value.
-        unreadable: Cells with one that cannot be read as what the column is.
+        unreadable: Cells with a value that cannot be read as what the column is.
     """
 
     values: dict[str, np.ndarray]
@@ -183,8 +185,8 @@ def _read_date(column: Column, values: Any) -> pd.DatetimeIndex:
 
 def _date_parts(column: Column, dates: pd.DatetimeIndex) -> list[np.ndarray]:
     days = np.asarray((dates - pd.Timestamp(column.first)) / pd.Timedelta(days=1), dtype=float)
-    known = {part: getattr(dates, own) for part, own in DATE_PARTS.items()} | {"days": days}
-    return [np.asarray(known[part], dtype=float) for part in column.parts]
+    parts = {part: getattr(dates, name) for part, name in DATE_PARTS.items()} | {"days": days}
+    return [np.asarray(parts[part], dtype=float) for part in column.parts]
 
 
 def _as_text_array(values: Any) -> np.ndarray:
@@ -196,8 +198,8 @@ def _as_text_array(values: Any) -> np.ndarray:
 def _read_texts(column: Column, texts: np.ndarray, absent: np.ndarray) -> dict[str, np.ndarray]:
     if column.kind == "text":
         count = np.array([len(text.split()) for text in texts], dtype=float)
-        found = [set(WORD.findall(text.casefold())) for text in texts]
-        flags = [np.array([word in own for own in found], dtype=float) for word in column.parts]
+        words = [set(WORD.findall(text.casefold())) for text in texts]
+        flags = [np.array([word in row for row in words], dtype=float) for word in column.parts]
         parts = [np.where(absent, np.nan, part) for part in (count, *flags)]
         return dict(zip(column.outputs, parts, strict=True))
     known = frozenset(column.levels)

@@ -1,4 +1,4 @@
-"""What is wrong with a table, said all at once; and the checks of a file's name, which need no library."""
+"""The error of tables, which lists all problems at once; how names and cells are shown in messages; and checks of file names."""
 
 import difflib
 import re
@@ -8,9 +8,9 @@ from pathlib import Path
 TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
 SUFFIXES = (*TEXT_SUFFIXES, ".parquet", ".xlsx")
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
-NAMES_SHOWN = 10  # of columns in one message
+NAMES_SHOWN = 10  # names of columns in one message
 MAX_SHOWN_CHARACTERS = 80  # of a name or a cell in a message
-PROBLEMS_SHOWN = 20  # in one message; the rest is counted
+PROBLEMS_SHOWN = 20  # problems in one message; the others are counted
 
 
 def printable(text: str) -> str:
@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 class TableError(ValueError):
-    """A table that cannot be used: every problem with its remedy, one a line."""
+    """A table that cannot be used. Each line is a problem with its remedy."""
 
     def __init__(self, *problems: str) -> None:
         self.problems = tuple(map(printable, problems))
@@ -61,9 +61,9 @@ def shortened(problems: Sequence[str]) -> list[str]:
 
 def no_column(option: str, name: str, names: Sequence[str]) -> str:
     """The message for a name that no column has, with the nearest names."""
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(repr(own) for own in near)}?" if near else ""
-    known = ", ".join(names[:NAMES_SHOWN])
+    near = difflib.get_close_matches(shown(name), list(map(shown, names)), n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(repr(other) for other in near)}?" if near else ""
+    known = ", ".join(map(shown, names[:NAMES_SHOWN]))
     if len(names) > NAMES_SHOWN:
         known = f"the {len(names)} columns ({known}, ...)"
-    return f"The {option} parameter must be one of {known}, got {name!r} instead.{hint}"
+    return f"The {option} parameter must be one of {known}, got {shown(name)!r} instead.{hint}"

@@ -1,4 +1,4 @@
-"""Estimators for tables as they are: TableRegressor and TableClassifier."""
+"""Estimators for tables as they are: TableRegressor and TableClassifier, which understand columns and pass numbers on."""
 
 import inspect
 import time
@@ -55,7 +55,7 @@ class _TableEstimator(BaseEstimator):
         self._make().check_parameters()
 
     def _make(self) -> Any:
-        """The estimator that learns from numbers and categories."""
+        """A new estimator for the numbers and categories of the table."""
         parameters = {name: value for name, value in self.get_params(deep=False).items() if name != "drop"}
         return self._kind(**parameters)
 
@@ -125,7 +125,7 @@ class _TableEstimator(BaseEstimator):
 
     @property
     def summary_(self) -> list[str]:
-        """What was done with each column, a line each, the target last."""
+        """A line for each column that says what was done with it; the target comes last."""
         check_is_fitted(self)
         return [*self.table_.summary(), f"{self.target_.name}: the target, {self.target_.note}"]
 
@@ -137,17 +137,17 @@ class _TableEstimator(BaseEstimator):
 
     @property
     def ood_threshold_(self) -> float:
-        """Score beyond which a row is unlike the training data."""
+        """Score above which a row counts as unlike the training data."""
         return self.estimator_.ood_threshold_
 
     def clean(self, X: Any) -> pd.DataFrame:
-        """The numbers and categories that the model sees of a table."""
+        """A table as the numbers and categories that the model sees."""
         check_is_fitted(self)
         frame = as_frame(X)
         return self.table_.adapted(frame)[0].transform(frame)
 
     def ood_score(self, X: Any) -> np.ndarray:
-        """How strange each row is: from 0, like most of the training data, to 1, like nothing seen."""
+        """A score for each row: from 0, like most of the training data, to 1, unlike all of it."""
         return self._inner.ood_score(self.clean(X))
 
 
@@ -284,7 +284,7 @@ class TableClassifier(ClassifierMixin, _TableEstimator):
         return self.classes_[self.predict_proba(X).argmax(1)]
 
     def labels(self, y: Any) -> np.ndarray:
-        """Labels in the spelling in which they were learnt; those that are unknown stay as they are.
+        """Labels in the spelling in which they were learnt; unknown labels stay as they are.
 
         Raises:
             TableError: All of them are missing.

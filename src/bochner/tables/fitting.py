@@ -16,8 +16,8 @@ from bochner.tables.reading import BadRow, Piece, Source, open_table, read_table
 from bochner.tables.table import MAX_INPUTS, Signs, Table
 from bochner.tables.targets import Target
 
-LEAST_ROWS = 10
-FOOTERS = frozenset({"total", "totals", "sum", "summe", "gesamt", "итого", "average", "mean"})
+MIN_ROWS = 10  # rows that a fit needs
+FOOTER_WORDS = frozenset({"total", "totals", "sum", "summe", "gesamt", "итого", "average", "mean"})
 
 
 @dataclass
@@ -27,13 +27,13 @@ class TrainingTable:
     Attributes:
         frame: The inputs, as text.
         y: Targets, floats or labels.
-        target: What the target was taken for.
-        groups: A number for each row; equal rows have the same.
-        places: Where each row is in the file.
+        target: How the target is read.
+        groups: A number for each row; equal rows have the same number.
+        places: Number of the line or row at which each row stands in the file.
         unit: What the places count: "line" or "row".
-        table: What the columns were taken for.
+        table: How the columns are read.
         bad: Rows that were left out.
-        notes: What was made of the file.
+        notes: What was made of the file, for the user.
     """
 
     frame: pd.DataFrame
@@ -49,13 +49,13 @@ class TrainingTable:
 
 @dataclass
 class FittedTable:
-    """An estimator and the rows that it has not seen.
+    """A fitted estimator, the rows that it was fitted to, and the rows that it has not seen.
 
     Attributes:
         estimator: A TableRegressor or a TableClassifier.
         train: Inputs and targets that it was fitted to.
-        held: Those it was not, as far as their classes are known.
-        left_out: Held-out rows of classes without a row to learn from.
+        held: Inputs and targets of held-out rows whose classes it knows.
+        left_out: Number of held-out rows of classes that it does not know.
     """
 
     estimator: Any
@@ -66,8 +66,8 @@ class FittedTable:
 
 def added_names(target: str, classes: Any) -> list[str]:
     """Names of the columns that a prediction adds; ``classes`` is None for regression."""
-    own = ["mean", "std", "low", "high"] if classes is None else ["predicted", *(f"p_{name}" for name in classes)]
-    return [*(f"{target}_{name}" for name in own), "ood_score", "ood"]
+    names = ["mean", "std", "low", "high"] if classes is None else ["predicted", *(f"p_{name}" for name in classes)]
+    return [*(f"{target}_{name}" for name in names), "ood_score", "ood"]
 
 
 def check_added(names: Sequence[str], target: str, classes: Any) -> None:
@@ -77,17 +77,23 @@ def check_added(names: Sequence[str], target: str, classes: Any) -> None:
 
 
 def predict_rows(estimator: Any, clean: pd.DataFrame, coverage: float) -> dict[str, np.ndarray]:
-    """The columns that a prediction adds to rows, by name; ``clean`` is what the model sees of them."""
+    """The columns that a prediction adds, by name.
+
+    Args:
+        estimator: A fitted TableRegressor or TableClassifier.
+        clean: The rows as numbers and categories, from ``Table.transform``.
+        coverage: Probability of the intervals.
+    """
     model = estimator.estimator_
     names = added_names(estimator.target_.name, getattr(model, "classes_", None))
     score = model.ood_score(clean)
-    strange = (score, score > model.ood_threshold_)
+    scores = (score, score > model.ood_threshold_)
     if hasattr(model, "classes_"):
         p = model.predict_proba(clean)
-        return dict(zip(names, (model.classes_[p.argmax(1)], *p.T, *strange), strict=True))
+        return dict(zip(names, (model.classes_[p.argmax(1)], *p.T, *scores), strict=True))
     mean, std = model.predict(clean, return_std=True)
     low, high = model.predict_interval(clean, coverage).T
-    return dict(zip(names, (mean, std, low, high, *strange), strict=True))
+    return dict(zip(names, (mean, std, low, high, *scores), strict=True))
 
 
 def read_training(
@@ -104,24 +110,25 @@ def read_training(
     frame, texts = piece.texts.drop(columns=target), piece.texts[target]
     problems: list[str] = []
 
-    def tried(work: Callable[[], Any]) -> Any:
+    def collect_problems(work: Callable[[], Any]) -> Any:
+        """The result of a step; None where it fails, and then its problems are noted."""
         try:
             return work()
         except TableError as error:
             problems.extend(error.problems)
 
     signs = Signs.learn(piece.texts, drop)
-    understood: Any = tried(lambda: Target.learn(target, texts, task, signs.decimal))
+    understood: Any = collect_problems(lambda: Target.learn(target, texts, task, signs.decimal))
     y, rows = (np.zeros(0), np.arange(len(frame))) if understood is None else keep_readable(source, piece, understood)
     if not skip_bad:
-        tried(source.check_bad)
+        collect_problems(source.check_bad)
     frame = frame.iloc[rows].reset_index(drop=True)
-    if len(frame) < LEAST_ROWS:
-        problems.append(f"At least {LEAST_ROWS} rows are needed, {path} has {len(frame)} that can be used.")
-    table: Any = tried(lambda: Table.learn(frame, drop, signs))
+    if len(frame) < MIN_ROWS:
+        problems.append(f"At least {MIN_ROWS} rows are needed, {path} has {len(frame)} that can be used.")
+    table: Any = collect_problems(lambda: Table.learn(frame, drop, signs))
     if understood is not None:
         classes = np.unique(y) if understood.task == "classification" else None
-        tried(lambda: check_added(list(frame.columns), target, classes))
+        collect_problems(lambda: check_added(list(frame.columns), target, classes))
     if problems or understood is None:
         if not any(str(path) in line for line in problems):
             problems.insert(0, f"{path} cannot be fitted:")
@@ -151,8 +158,8 @@ def check_names(source: Source, target: str, drop: Sequence[str]) -> None:
 def is_footer(texts: pd.DataFrame, decimal: str) -> bool:
     """Whether the last row of a table sums up the others: a word such as 'Total', and sums, means or nothing beside it."""
     last = [cell.strip() for cell in texts.iloc[-1]]
-    words = [cell.casefold().rstrip(":") in FOOTERS for cell in last]
-    if not any(words) or len(texts) < LEAST_ROWS:
+    words = [cell.casefold().rstrip(":") in FOOTER_WORDS for cell in last]
+    if not any(words) or len(texts) < MIN_ROWS:
         return False
     for name, cell, word in zip(texts.columns, last, words, strict=True):
         if word or not cell:
@@ -165,7 +172,7 @@ def is_footer(texts: pd.DataFrame, decimal: str) -> bool:
 
 
 def keep_readable(source: Source, piece: Piece, target: Target) -> tuple[np.ndarray, np.ndarray]:
-    """Targets that can be read, and the rows that they are of; the others join ``source.bad``."""
+    """Targets that can be read, and the indices of their rows; the other rows are added to ``source.bad``."""
     y, bad = target.values(piece.texts[target.name])
     blank = bad & (piece.texts.map(str.strip) == "").all(axis=1).to_numpy()
     if blank.any():
@@ -182,7 +189,10 @@ def keep_readable(source: Source, piece: Piece, target: Target) -> tuple[np.ndar
 
 
 def split_rows(table: TrainingTable, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to fit and rows to test on. Equal rows stay together; classes keep their shares where they have rows enough."""
+    """Indices of rows to fit and of rows to test on.
+
+    Equal rows stay together, and classes keep their shares where they have enough rows.
+    """
     if share == 0:
         return np.arange(len(table.y)), np.arange(0)
     groups, first = np.unique(table.groups, return_index=True)
@@ -196,7 +206,7 @@ def split_rows(table: TrainingTable, share: float, seed: int) -> tuple[np.ndarra
 
 
 def fit_table(table: TrainingTable, *, share: float, drop: Sequence[str], **options: Any) -> FittedTable:
-    """Fits an estimator to a table, but for a share of its rows.
+    """Fits an estimator to a table without a share of its rows, which is held out.
 
     Args:
         table: The table.

@@ -31,7 +31,7 @@ REWRITTEN = (
 
 @dataclass(frozen=True)
 class Table:
-    """How a table becomes numbers and categories.
+    """How the columns of a table become numbers and categories.
 
     Attributes:
         columns: All columns but the target, in order, used or dropped.
@@ -41,7 +41,7 @@ class Table:
 
     @classmethod
     def learn(cls, frame: pd.DataFrame, drop: Sequence[str] = (), signs: "Signs | None" = None) -> "Table":
-        """Looks at every column of a DataFrame.
+        """Decides what every column of a DataFrame is.
 
         Args:
             frame: The table, without its target.
@@ -89,7 +89,7 @@ class Table:
         return [name for column in self.used for name in column.outputs]
 
     def summary(self) -> list[str]:
-        """What was done with each column, a line each."""
+        """A line for each column that says what was done with it."""
         return [printable(f"{column.name}: {column.note}") for column in self.columns]
 
     def check_names(self, names: Sequence[str]) -> None:
@@ -105,10 +105,10 @@ class Table:
 
         Args:
             frame: The table.
-            changes: Collects what is not as it was in training.
+            changes: Collects what differs from training.
 
         Raises:
-            TableError: Columns are missing, or have changed their kind: all of them are named.
+            TableError: Columns are missing or hold another kind of values; all such columns are named.
         """
         self.check_names([str(name) for name in frame.columns])
         if len(set(map(str, frame.columns))) < frame.shape[1]:
@@ -164,12 +164,12 @@ class Table:
         return by_name, cells.file_sign(votes_of(values, known=True) for values in numbers)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """For the model file."""
+        """Plain data for the model file."""
         return [asdict(column) for column in self.columns]
 
     @classmethod
     def from_json(cls, content: Any) -> "Table":
-        """From the model file; a ValueError unless it describes columns."""
+        """A table from the plain data of a model file; a ValueError unless they describe columns."""
         if not isinstance(content, list) or not content:
             raise ValueError("the columns are not a list")
         return cls(tuple(map(Column.from_json, content)))
@@ -183,11 +183,11 @@ def has_number_choices(series: Any) -> bool:
 
 @dataclass(frozen=True)
 class Signs:
-    """Which decimal sign a file has: one decision from all its columns.
+    """The decimal sign of a file, which is one decision from all its columns.
 
     Attributes:
-        decimal: The sign; None where no column tells.
-        votes: What each column says.
+        decimal: The sign; None where no column tells it.
+        votes: The evidence from each column, by name.
     """
 
     decimal: str | None
@@ -195,10 +195,10 @@ class Signs:
 
     @classmethod
     def learn(cls, frame: pd.DataFrame, drop: Sequence[str] = (), target: pd.Series | None = None) -> "Signs":
-        """From the columns of a DataFrame but those in ``drop``, and from a target, a Series, which it does not hold."""
+        """The sign from the columns of a DataFrame without those in ``drop``, and from a target that is not among them."""
         votes = {str(name): votes_of(as_cells(frame[name])) for name in frame.columns if str(name) not in drop}
-        also = [] if target is None else [votes_of(as_cells(target))]
-        return cls(cells.file_sign([*votes.values(), *also]), votes)
+        target_votes = [] if target is None else [votes_of(as_cells(target))]
+        return cls(cells.file_sign([*votes.values(), *target_votes]), votes)
 
 
 def _plural(column: Column) -> str:
@@ -206,13 +206,13 @@ def _plural(column: Column) -> str:
 
 
 class Changes:
-    """What a new table has that the training table had not; counted over its pieces.
+    """Differences between new rows and the training table, counted over all pieces of the new rows.
 
     Attributes:
-        present: Cells with a value, by column.
-        unreadable: Cells that cannot be read as in training, and the first of them.
-        missing: Cells without a value, where training had none.
-        units: Units that training did not have.
+        present: Number of cells with a value, by column.
+        unreadable: Number of cells that cannot be read as in training and the first such cell, by column.
+        missing: Number of cells without a value, by column that had none in training.
+        units: The new unit and the unit in training, by column.
     """
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ class Changes:
         self.units: dict[str, tuple[str, str]] = {}
 
     def add(self, column: Column, values: Any, read: Read) -> bool:
-        """Counts the cells of a piece of a column; whether it has changed its kind, as far as it has been seen."""
+        """Counts the cells of one more piece of a column; True where most cells so far cannot be read as in training."""
         self.present[column.name] += int((~read.absent).sum())
         if wrong := int(read.unreadable.sum()):
             first = str(values[int(read.unreadable.argmax())])
@@ -236,7 +236,7 @@ class Changes:
         return present >= MIN_JUDGED_CELLS and wrong > UNREADABLE_SHARE * present
 
     def lines(self) -> list[str]:
-        """A line for each column."""
+        """What differs, a line for each column."""
         unreadable = [
             f"{name}: {count} cells cannot be read as in training, such as '{shown(example)}'; they count as missing"
             for name, (count, example) in self.unreadable.items()

@@ -46,7 +46,7 @@ def understand(name: str, values: Any, decimal: str | None = None, votes: cells.
         decimal: The decimal sign of the file, for cells that leave a doubt.
         votes: From ``votes_of``, where it is known already.
     """
-    column = _understand(name, values, decimal, votes or votes_of(values))
+    column = _classify(name, values, decimal, votes or votes_of(values))
     if column.kind == "dropped":
         return column
     read = read_column(column, values)
@@ -56,7 +56,8 @@ def understand(name: str, values: Any, decimal: str | None = None, votes: cells.
     return replace(column, note=f"{column.note}; {absent} missing", missing=True)
 
 
-def _understand(name: str, values: Any, decimal: str | None, votes: cells.Votes) -> Column:
+def _classify(name: str, values: Any, decimal: str | None, votes: cells.Votes) -> Column:
+    """A column by its type or, where it holds text, by the first of truths, numbers, dates and texts that fits."""
     if isinstance(values, pd.DatetimeIndex):
         return _date(name, values, "", "")
     if values.dtype != object:
@@ -67,12 +68,10 @@ def _understand(name: str, values: Any, decimal: str | None, votes: cells.Votes)
         return Column(name, "dropped", "dropped, no values")
     levels = pd.unique(present)
     if set(cells.read_truths(levels).tolist()) == {0.0, 1.0}:
-        yes, no = (
-            ", ".join(sorted({own.strip() for own in levels if cells.read_truths([own])[0] == v})) for v in (1, 0)
-        )
+        yes, no = (", ".join(sorted({text.strip() for text in levels[cells.read_truths(levels) == v]})) for v in (1, 0))
         return Column(name, "truth", f"{yes} → 1, {no} → 0", missing=missing)
-    found = _as_numbers(name, values, levels, votes, decimal) or _as_dates(name, values, levels)
-    return found or _as_texts(name, present, missing)
+    column = _as_numbers(name, values, levels, votes, decimal) or _as_dates(name, values, levels)
+    return column or _as_texts(name, present, missing)
 
 
 def understand_choices(name: str, values: np.ndarray) -> Column:
@@ -85,12 +84,12 @@ def understand_choices(name: str, values: np.ndarray) -> Column:
 
 
 def adapted(column: Column, values: Any, decimal: str | None) -> Column:
-    """The same column where a new table writes its numbers or dates in another way.
+    """The same column for new rows that write its numbers or dates in another way.
 
     Args:
         column: As it was understood in training.
-        values: Its cells in the new table, from ``as_cells``.
-        decimal: The decimal sign of the new table, from all its columns.
+        values: Its cells in the new rows, from ``as_cells``.
+        decimal: The decimal sign of the new rows, from all their columns.
     """
     if not is_text(values):
         return column
@@ -99,16 +98,16 @@ def adapted(column: Column, values: Any, decimal: str | None) -> Column:
     if column.kind in ("date", "time"):
         read = read_column(column, values)
         if read.unreadable.sum() > (1 - READABLE_SHARE) * (~read.absent).sum():
-            found = _as_dates(column.name, values, pd.unique(values[~read.absent]))
-            if found is not None and found.kind == column.kind:
-                return replace(column, style=found.style)
+            now = _as_dates(column.name, values, pd.unique(values[~read.absent]))
+            if now is not None and now.kind == column.kind:
+                return replace(column, style=now.style)
     return column
 
 
 def _as_numbers(
     name: str, values: np.ndarray, levels: np.ndarray, votes: cells.Votes, file_sign: str | None
 ) -> Column | None:
-    """A column of numbers, with a unit or not; None where it is none."""
+    """A column of numbers, with a unit or without; None where it does not hold numbers."""
     decimal, remark = cells.column_sign(votes, file_sign)
     if (votes.point if decimal == "." else votes.comma) < READABLE_SHARE or _are_codes(name):
         return None
@@ -134,23 +133,31 @@ def _as_numbers(
     what = "number" + (f" in {signs[0]}" if signs else "") + (" with decimal commas" if commas else "")
     column = _number(name, numbers, what + (f" ({remark})" if remark else ""), signs[0] if signs else "")
     if signs and units[""]:
-        column = _noted(column, f"{units['']} cells without '{signs[0]}', which are taken as they are")
+        column = _with_remark(column, f"{units['']} cells without '{signs[0]}', which are taken as they are")
     if len(unreadable):
-        column = _noted(column, _uncounted(unreadable))
+        column = _with_remark(column, _describe_unreadable(unreadable))
     return replace(column, decimal=decimal)
 
 
-def _uncounted(unreadable: np.ndarray) -> str:
+def _describe_unreadable(unreadable: np.ndarray) -> str:
+    """What is said of cells that are not what the rest of the column is."""
     return f"{len(unreadable)} cells that are none, such as '{shown(unreadable[0])}', count as missing"
 
 
-def _noted(column: Column, remark: str) -> Column:
-    """A column that is used with one more remark in its note."""
+def _with_remark(column: Column, remark: str) -> Column:
+    """The column with one more remark in its note, unless it is dropped."""
     return column if column.kind == "dropped" else replace(column, note=f"{column.note}; {remark}")
 
 
 def _number(name: str, numbers: np.ndarray, what: str, unit: str) -> Column:
-    """A column of numbers that are known; ids and constants among them are dropped."""
+    """A column of numbers that have been read; ids, row numbers and constants are dropped, and codes are categories.
+
+    Args:
+        name: The column's name.
+        numbers: Its numbers, NaN where they are missing.
+        what: What its note says if it is used as a number.
+        unit: Its currency or unit, or "".
+    """
     present = numbers[np.isfinite(numbers)]
     missing = len(present) < len(numbers)
     if not len(present):
@@ -159,9 +166,9 @@ def _number(name: str, numbers: np.ndarray, what: str, unit: str) -> Column:
     if len(levels) == 1 and not missing:
         return Column(name, "dropped", f"dropped, always {present[0]:g}")
     codes = _are_codes(name)
-    if (codes or _names_things(name)) and not unit and bool((present == np.round(present)).all()):
+    if (codes or _names_ids(name)) and not unit and bool((present == np.round(present)).all()):
         if len(levels) > max(10, len(present) / 2):
-            return Column(name, "dropped", _differing(levels, present))
+            return Column(name, "dropped", _describe_ids(levels, present))
         if len(levels) <= MAX_LEVELS:
             return _category(name, np.array([plain_form(str(v)) for v in present], dtype=object), missing)
         if codes:
@@ -171,7 +178,8 @@ def _number(name: str, numbers: np.ndarray, what: str, unit: str) -> Column:
     return Column(name, "number", what, unit=unit, missing=missing)
 
 
-def _differing(levels: np.ndarray, present: np.ndarray) -> str:
+def _describe_ids(levels: np.ndarray, present: np.ndarray) -> str:
+    """Why a column of ids is dropped."""
     return f"dropped, {'every value differs' if len(levels) == len(present) else 'most values differ'}"
 
 
@@ -180,51 +188,57 @@ def _words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", str(name))]
 
 
-def _names_things(name: str) -> bool:
-    """Whether the numbers of a column name things, by its name: ad_id, customerId, Unnamed: 0."""
+def _names_ids(name: str) -> bool:
+    """Whether the numbers of a column are ids, by the column's name: ad_id, customerId, Unnamed: 0."""
     words = _words(name)
     ends = bool(words) and (words[-1] in ID_ENDINGS or (len(words) == 1 and words[0] in ID_NAMES))
     return ends or bool(ID_WORDS & set(words))
 
 
 def _are_codes(name: str) -> bool:
-    """Whether the numbers of a column are codes, by its name: zip, phone."""
+    """Whether the numbers of a column are codes, by the column's name: zip, phone."""
     return bool(CODE_WORDS & set(_words(name)))
 
 
 def _are_row_numbers(name: str, numbers: np.ndarray) -> bool:
-    """Whether numbers are whole and follow each other row by row; years and other times are worth keeping."""
+    """Whether numbers count the rows; years and other times that do are kept."""
     if len(numbers) < MIN_ROW_NUMBERS or numbers[0] != np.round(numbers[0]) or TIME_WORDS & set(_words(name)):
         return False
     return bool((np.diff(numbers) == 1).all())
 
 
 def _as_dates(name: str, values: np.ndarray, levels: np.ndarray) -> Column | None:
-    """A column of dates, or of times of day; None where it is none."""
-    if (found := cells.date_style(levels, READABLE_SHARE)) is not None:
-        style, unclear = found
+    """A column of dates or of times of day; None where it holds neither."""
+    if (dated := cells.date_style(levels, READABLE_SHARE)) is not None:
+        style, unclear = dated
         order = "month before day" if style.find("%m") < style.find("%d") else "day before month"
         dates = cells.read_dates(values, style)
-        column, lost = _date(name, dates, style, f" ({order}, which the cells leave open)" * unclear), dates.isna()
+        column, unread = _date(name, dates, style, f" ({order}, which the cells leave open)" * unclear), dates.isna()
     elif (style := cells.time_style(levels, READABLE_SHARE)) is not None:
-        lost = np.isnan(cells.read_times(values, style))
-        column = Column(name, "time", "time → hours", style=style, missing=bool(lost.any()))
+        unread = np.isnan(cells.read_times(values, style))
+        column = Column(name, "time", "time → hours", style=style, missing=bool(unread.any()))
     else:
         return None
-    unreadable = values[np.asarray(lost) & ~cells.is_missing(values, cells.MISSING_NUMBERS)]
-    return _noted(column, _uncounted(unreadable)) if len(unreadable) else column
+    unreadable = values[np.asarray(unread) & ~cells.is_missing(values, cells.MISSING_NUMBERS)]
+    return _with_remark(column, _describe_unreadable(unreadable)) if len(unreadable) else column
 
 
 def _date(name: str, dates: pd.DatetimeIndex, style: str, remark: str) -> Column:
+    """A column of dates that have been read: days since the first one and those of their parts that vary."""
     present = dates.dropna()
     if not len(present):
         return Column(name, "dropped", "dropped, no values")
     if present.nunique() == 1 and len(present) == len(dates):
         return Column(name, "dropped", f"dropped, always {present[0]}")
-    parts = ["days", *(part for part, own in DATE_PARTS.items() if getattr(present, own).nunique() > 1)]
-    said = ", ".join(["days since first", *parts[1:]])
+    parts = [
+        "days",
+        *(part for part, name_in_pandas in DATE_PARTS.items() if getattr(present, name_in_pandas).nunique() > 1),
+    ]
+    shown_parts = ", ".join(["days since first", *parts[1:]])
     first, missing = str(present.min()), len(present) < len(dates)
-    return Column(name, "date", f"date{remark} → {said}", style=style, first=first, parts=tuple(parts), missing=missing)
+    return Column(
+        name, "date", f"date{remark} → {shown_parts}", style=style, first=first, parts=tuple(parts), missing=missing
+    )
 
 
 def _as_texts(name: str, present: np.ndarray, missing: bool) -> Column:
@@ -233,17 +247,18 @@ def _as_texts(name: str, present: np.ndarray, missing: bool) -> Column:
     levels, words = pd.unique(folded), np.mean([len(text.split()) for text in present])
     if len(levels) == 1 and not missing:
         return Column(name, "dropped", f"dropped, always '{shown(present[0].strip())}'")
-    differing = len(levels) == len(present) > 2 or len(levels) > max(10, len(present) / 2)
-    if differing and words < SENTENCE_WORDS:
-        return Column(name, "dropped", _differing(levels, present))
+    mostly_different = len(levels) == len(present) > 2 or len(levels) > max(10, len(present) / 2)
+    if mostly_different and words < SENTENCE_WORDS:
+        return Column(name, "dropped", _describe_ids(levels, present))
     if _are_codes(name) and len(levels) > MAX_LEVELS:
         return Column(name, "dropped", f"dropped, {len(levels)} different codes")
-    if differing or (words >= SENTENCE_WORDS and len(levels) > MAX_LEVELS):
+    if mostly_different or (words >= SENTENCE_WORDS and len(levels) > MAX_LEVELS):
         return _text(name, present, missing)
     return _category(name, present, missing)
 
 
 def _category(name: str, present: np.ndarray, missing: bool) -> Column:
+    """A column of categories; rare ones count as one."""
     plain = cells.once_each(present, plain_form)
     counts = Counter(cells.once_each(plain, str.casefold).tolist())
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
@@ -258,9 +273,10 @@ def _category(name: str, present: np.ndarray, missing: bool) -> Column:
 
 
 def _text(name: str, present: np.ndarray, missing: bool) -> Column:
+    """A column of free text: its number of words, and whether it holds each of its frequent words."""
     counts = Counter(word for text in present for word in set(WORD.findall(text.casefold())))
     low, high = (share * len(present) for share in WORD_SHARES)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     words = [word for word, rows in ordered if low <= rows <= high][:MAX_TEXT_WORDS]
-    said = f", and whether it has {', '.join(repr(word) for word in words)}" if words else ""
-    return Column(name, "text", f"free text → number of words{said}", parts=tuple(words), missing=missing)
+    remark = f", and whether it has {', '.join(repr(word) for word in words)}" if words else ""
+    return Column(name, "text", f"free text → number of words{remark}", parts=tuple(words), missing=missing)
