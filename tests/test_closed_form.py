@@ -144,7 +144,7 @@ def test_tuning_under_a_prior_reaches_the_mode_of_the_posterior(fewer, monkeypat
     assert loss(found) == pytest.approx(-history[-1], abs=1e-6)
     assert np.abs(scipy.optimize.approx_fprime(found, loss)).max() < 1e-3
     assert np.abs(scipy.optimize.approx_fprime(found + 0.1, loss)).max() > 0.1
-    with pytest.raises(ValueError, match="prior_std parameter must be positive, got 0 instead"):
+    with pytest.raises(ValueError, match="prior_std parameter must be positive and finite, got 0 instead"):
         tune_marginal(model, x, y, prior_std=0)
 
 

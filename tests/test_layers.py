@@ -212,7 +212,7 @@ def test_bad_arguments(generator):
             ValueError, match=r"device parameter asks for a GPU \(cuda\), but torch sees none; use device='cpu'"
         ):
             StationaryLayer(3, 8, device="cuda")
-    with pytest.raises(ValueError, match="shifts parameter must be at least 1, got 0 instead"):
+    with pytest.raises(ValueError, match="shifts parameter must be an integer of at least 1, got 0 instead"):
         width_error(make(), torch.zeros(2, 3), shifts=0)
     with pytest.raises(ValueError, match=r"out_features parameter must be even under 'paired'.*got 7 instead"):
         StationaryLayer(3, 7, activation="paired")
@@ -224,7 +224,7 @@ def test_bad_arguments(generator):
         StationaryLayer(3, 8, activation="sign")
     with pytest.raises(ValueError, match="nu parameter must be positive and finite, got 0 instead"):
         StationaryLayer(3, 8, kernel=Matern(0))
-    with pytest.raises(ValueError, match=r"layer expects 3 input features, got an input of shape \(5, 4\)"):
+    with pytest.raises(ValueError, match=r"layer expects 3 input features in x, got an input of shape \(5, 4\)"):
         make()(torch.zeros(5, 4))
-    with pytest.raises(ValueError, match=r"x parameter must have shape \(n, 3\) with n ≥ 1, got \(0, 3\) instead"):
+    with pytest.raises(ValueError, match=r"x parameter must have at least 1 row, got shape \(0, 3\) instead"):
         width_error(make(), torch.zeros(0, 3), generator=generator)

@@ -113,7 +113,7 @@ def test_labels_of_any_integer_type_and_leading_dimensions(dtype, generator):
     y = torch.tensor([[0, 1, 2], [2, 1, 0]], dtype=dtype)
     expected = torch.log_softmax(f, -1).gather(-1, y.long()[..., None])[..., 0]
     torch.testing.assert_close(Categorical()(f, y), expected)
-    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+    with pytest.raises(ValueError, match=r"targets y must hold labels from 0 to 2: .*out of bounds"):
         Categorical()(f[0], torch.tensor([0, -100, 1]))
 
 
@@ -171,20 +171,19 @@ def test_bad_arguments(generator):
         Model(nn.Linear(1, 3), 1, Gaussian())
     with pytest.raises(ValueError, match=r"likelihood parameter must be Gaussian\(\) or Categorical\(\), got <class"):
         Model(layer, 1, Gaussian)
-    for num_data in (-5, 1):
-        with pytest.raises(
-            ValueError, match=f"num_data parameter must be at least the number of rows, 2.*got {num_data}"
-        ):
-            Model(layer, 1, Gaussian()).log_joint(torch.zeros(2, 3), torch.zeros(2, 1), num_data=num_data)
+    with pytest.raises(ValueError, match=r"num_data parameter must be at least the number of rows of x, 2, got 1\."):
+        Model(layer, 1, Gaussian()).log_joint(torch.zeros(2, 3), torch.zeros(2, 1), num_data=1)
     with pytest.raises(
         ValueError, match=r"head '0' must be the last module of its nn.Sequential, but LogSoftmax comes after it"
     ):
         swap_head(nn.Sequential(nn.Linear(2, 2), nn.LogSoftmax(-1)), width=3)
     with pytest.raises(ValueError, match="noise parameter must be positive and finite, got 0 instead"):
         Gaussian(0)
-    with pytest.raises(ValueError, match=r"targets must have the shape of the outputs, \(2, 1\), got \(2,\) instead"):
+    with pytest.raises(
+        ValueError, match=r"targets y must have the shape of the outputs, \(2, 1\), got torch.float32 of shape \(2,\)"
+    ):
         Model(layer, 1, Gaussian()).log_likelihood(torch.zeros(2, 3), torch.zeros(2))
-    with pytest.raises(ValueError, match=r"targets must be integer class labels of shape \(2,\), got torch.float32"):
+    with pytest.raises(ValueError, match=r"targets y must be integer class labels of shape \(2,\), got torch.float32"):
         Model(layer, 2, Categorical()).log_likelihood(torch.zeros(2, 3), torch.zeros(2))
     with pytest.raises(
         ValueError, match=r"network parameter must contain an nn.Linear to replace, got ReLU without one"

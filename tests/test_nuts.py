@@ -165,7 +165,7 @@ def test_diagnostics_and_prediction():
 
 def test_bad_arguments():
     x, y = data(10)
-    with pytest.raises(ValueError, match="chains parameter must be at least 1, got 0 instead"):
+    with pytest.raises(ValueError, match="chains parameter must be an integer of at least 1, got 0 instead"):
         Nuts(regression(), x, y, Sampling(chains=0))
     with pytest.raises(ValueError, match="x parameter must be finite"):
         Nuts(regression(), x * math.inf, y)
@@ -257,7 +257,7 @@ def test_what_cannot_be_sampled_together_is_refused():
         sample_many([], x, y)
     with pytest.raises(ValueError, match="one output for each unit, but number 1 is not one; use Nuts"):
         sample_many([small("rbf", "sin", 4), small("rbf", "paired", 4)], x, y)
-    with pytest.raises(ValueError, match="samples parameter must be at least 1, got 0 instead"):
+    with pytest.raises(ValueError, match="samples parameter must be an integer of at least 1, got 0 instead"):
         sample_many([small("rbf", "sin", 4)], x, y, Sampling(samples=0))
     with pytest.raises(ValueError, match="networks of 2 inputs and 2 outputs, but number 1 has 2 and 3"):
         sample_many([small("rbf", "sin", 4), small("rbf", "sin", 4, outputs=3)], x, y)

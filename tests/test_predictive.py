@@ -80,13 +80,15 @@ def test_categorical_moments(generator):
 
 def test_predictive_bad_arguments():
     predictive, y = gaussian()
-    with pytest.raises(ValueError, match=r"targets must have the shape of the mean, \(6, 2\), got \(6, 1\) instead"):
+    with pytest.raises(
+        ValueError, match=r"targets y must have the shape of the mean, \(6, 2\), got torch.float64 of shape \(6, 1\)"
+    ):
         predictive.log_prob(y[:, :1])
     with pytest.raises(ValueError, match=r"coverage parameter must lie between 0 and 1, got 1\.0 instead"):
         predictive.interval(1.0)
     with pytest.raises(ValueError, match="must hold at least one draw, got none"):
         CategoricalPredictive.from_logits([])
-    with pytest.raises(ValueError, match="targets must be integer class labels"):
+    with pytest.raises(ValueError, match="targets y must be integer class labels"):
         CategoricalPredictive.from_logits([torch.zeros(3, 2)]).log_prob(torch.zeros(3))
 
 
@@ -143,7 +145,9 @@ def test_metric_bad_arguments():
         metrics.rmse([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match=r"must have the shape of y, \(3,\), got \(3, 1\) and \(3, 1\) instead"):
         metrics.coverage(np.zeros(3), np.zeros((3, 1)), np.zeros((3, 1)))
-    with pytest.raises(ValueError, match=r"y parameter must hold 1 integer labels, got float64"):
+    with pytest.raises(
+        ValueError, match=r"y parameter must hold 1 integer labels, one for each row of probabilities, got float64"
+    ):
         metrics.accuracy([0.5], [[0.5, 0.5]])
     with pytest.raises(ValueError, match=r"AUC needs at least two classes among the labels, got only \[0\]"):
         metrics.auc([0, 0], [[0.5, 0.5], [0.4, 0.6]])

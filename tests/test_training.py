@@ -279,7 +279,7 @@ def test_bad_arguments():
         )
     with pytest.raises(ValueError, match="seed parameter must be one number or 1, got 2 instead"):
         fit_map(model, x, y, Recipe(), seed=[1, 2])
-    with pytest.raises(ValueError, match="lr of the recipe must be positive, one number or 1, got -1 instead"):
+    with pytest.raises(ValueError, match="lr parameter must be positive and finite, got -1 instead"):
         fit_map(model, x, y, Recipe(lr=-1))
     with pytest.raises(ValueError, match=r"must add weight decay to the gradient.*AdamW does not"):
         fit_map(model, x, y, Recipe(optimizer=lambda groups: torch.optim.AdamW(groups)))
@@ -290,7 +290,7 @@ def test_bad_arguments():
         fit_map(nn.Linear(2, 1), *data(), Recipe())
     with pytest.raises(ValueError, match="must be a network or a list of at least one, got an empty list"):
         fit_map([], x, y, Recipe())
-    with pytest.raises(ValueError, match="epochs of the recipe must be at least 1, got 0 instead"):
+    with pytest.raises(ValueError, match="epochs parameter must be an integer of at least 1, got 0 instead"):
         fit_map(model, x, y, Recipe(epochs=0))
     with pytest.raises(ValueError, match=r"rows parameter must have shape \(1, n\) with n ≥ 1, got \(2, 3\) instead"):
         fit_map(model, x, y, Recipe(), rows=torch.zeros(2, 3, dtype=torch.long))

@@ -8,6 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bochner.arguments import (
+    described,
+    finite_tensor,
+    generator_device,
+    is_dense,
+    positive_number,
+    shown,
+    whole_number,
+)
 from bochner.priors import activations, spectra
 from bochner.priors.activations import Activation, link
 from bochner.priors.arrays import Array, ArrayModule
@@ -40,6 +49,16 @@ def layer_log_prior(
         magnitude = xp.abs(bias)
         return total - xp.sum(magnitude + 2 * xp.log1p(xp.exp(-magnitude)))
     return total - math.prod(bias.shape) * math.log(2 * math.pi)
+
+
+def _check_device(device: torch.device | str | None) -> None:
+    """Raises a ValueError unless torch knows the device, and sees a GPU where one is asked for."""
+    try:
+        kind = "cpu" if device is None else torch.device(device).type
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"The device parameter must name a device of torch, got {shown(device)} instead.") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"The device parameter asks for a GPU ({device}), but torch sees none; use device='cpu'.")
 
 
 class StationaryLayer(nn.Module):
@@ -83,11 +102,9 @@ class StationaryLayer(nn.Module):
         super().__init__()
         self.spectrum = spectra.resolve_spectrum(kernel)
         self.activation = activations.resolve_activation(activation)
-        for name, value in (("in_features", in_features), ("out_features", out_features)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"The {name} parameter must be an integer of at least 1, got {value!r} instead.")
-        if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"The device parameter asks for a GPU ({device}), but torch sees none; use device='cpu'.")
+        in_features = whole_number("in_features", in_features)
+        out_features = whole_number("out_features", out_features)
+        _check_device(device)
         if out_features % self.activation.outputs:
             raise ValueError(
                 f"The out_features parameter must be even under '{self.activation.name}', a sine and a cosine for each "
@@ -140,14 +157,22 @@ class StationaryLayer(nn.Module):
 
         Phases are computed in the precision of the weights, under autocast too: a bfloat16 phase of size 10 is off by 0.03.
         """
-        if x.shape[-1] != self.in_features:
+        if not is_dense(x):
+            raise ValueError(f"The layer expects a dense tensor x of real numbers, got {described(x)} instead.")
+        if x.ndim == 0 or x.shape[-1] != self.in_features:
             raise ValueError(
-                f"The layer expects {self.in_features} input features, got an input of shape {tuple(x.shape)}."
+                f"The layer expects {self.in_features} input features in x, got an input of shape {tuple(x.shape)}."
+            )
+        if x.device != self.weight.device:
+            raise ValueError(
+                f"The layer expects x on its own device, {self.weight.device}, got one on {x.device} instead."
             )
         bias = self.intercept()
         with torch.autocast(x.device.type, enabled=False):
             if x.dtype in (torch.float16, torch.bfloat16):
                 x = x.to(self.weight.dtype)
+            elif x.is_floating_point() and x.dtype != self.weight.dtype:
+                raise ValueError(f"The layer expects x in its own type, {self.weight.dtype}, got {x.dtype} instead.")
             x = x * (self.activation.unit / self.lengthscale)
             if torch.compiler.is_compiling() and bias is not None:
                 u = F.linear(x, self.weight) + bias  # a compiler fuses link and sum into the wave's kernel
@@ -220,13 +245,12 @@ class OutputLayer(nn.Linear):
         bias: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
-        if isinstance(amplitude, bool) or not isinstance(amplitude, int | float) or not 0 < amplitude < math.inf:
-            raise ValueError(f"The amplitude parameter must be positive and finite, got {amplitude!r} instead.")
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # torch initialises from its global random state; keep that state as it was
+        in_features = whole_number("in_features", in_features)
+        out_features = whole_number("out_features", out_features)
+        amplitude, device = positive_number("amplitude", amplitude), generator_device(generator)
+        # Torch draws initial weights from its global random state; that state stays as it was.
+        with torch.random.fork_rng(devices=[]):
             super().__init__(in_features, out_features, bias=bias)
-        device = generator.device if generator is not None else "cpu"
         normal = torch.randn(self.weight.shape, generator=generator, device=device, dtype=torch.float64)
         self.weight = nn.Parameter(normal / in_features**0.5)
         if bias:
@@ -265,9 +289,10 @@ def width_error(
     The covariance of the layer is h(x)·h(x')/K with its present weights. The shifts are random vectors, uniform within the
     spread of the inputs in either direction.
     """
-    if shifts < 1:
-        raise ValueError(f"The shifts parameter must be at least 1, got {shifts} instead.")
-    if x.ndim != 2 or len(x) == 0:
+    shifts = whole_number("shifts", shifts)
+    if not isinstance(layer, StationaryLayer):
+        raise ValueError(f"The layer parameter must be a StationaryLayer, got {shown(layer)} instead.")
+    if (x := finite_tensor("x", x).to(layer.weight)).ndim != 2 or x.shape[1] != layer.in_features:
         raise ValueError(
             f"The x parameter must have shape (n, {layer.in_features}) with n ≥ 1, got {tuple(x.shape)} instead."
         )

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from bochner.arguments import described, is_dense, positive_number
 from bochner.priors.arrays import Array, ArrayModule
 from bochner.priors.spectra import log_gamma_log_prob
 
@@ -34,9 +35,8 @@ class Gaussian(nn.Module):
 
     def __init__(self, noise: float = 1.0) -> None:
         super().__init__()
-        if not (noise > 0 and math.isfinite(noise)):
-            raise ValueError(f"The noise parameter must be positive and finite, got {noise} instead.")
-        self.log_noise = nn.Parameter(torch.tensor(math.log(noise), dtype=torch.float64))
+        log_noise = math.log(positive_number("noise", noise))
+        self.log_noise = nn.Parameter(torch.tensor(log_noise, dtype=torch.float64))
 
     @property
     def noise(self) -> Tensor:
@@ -45,9 +45,9 @@ class Gaussian(nn.Module):
 
     def forward(self, f: Tensor, y: Tensor) -> Tensor:
         """Log likelihood of each target, summed over its components: (n, c) and (n, c) to (n,)."""
-        if f.shape != y.shape:
+        if not is_dense(y) or f.shape != y.shape or y.device != f.device or y.dtype == torch.bool:
             raise ValueError(
-                f"The targets must have the shape of the outputs, {tuple(f.shape)}, got {tuple(y.shape)} instead."
+                f"The targets y must have the shape of the outputs, {tuple(f.shape)}, got {described(y)} instead."
             )
         return gaussian_log_likelihood(f, y, self.log_noise)
 
@@ -61,12 +61,15 @@ class Categorical(nn.Module):
 
     def forward(self, f: Tensor, y: Tensor) -> Tensor:
         """Log likelihood of each class label: (n, c) and integer (n,) to (n,)."""
-        if y.is_floating_point() or y.shape != f.shape[:-1]:
+        if not is_dense(y) or y.is_floating_point() or y.shape != f.shape[:-1] or y.device != f.device:
             raise ValueError(
-                f"The targets must be integer class labels of shape {tuple(f.shape[:-1])}, got {y.dtype} of shape "
-                f"{tuple(y.shape)} instead."
+                f"The targets y must be integer class labels of shape {tuple(f.shape[:-1])}, got {described(y)} instead."
             )
-        return categorical_log_likelihood(f, f.gather(-1, y.long()[..., None])[..., 0])
+        try:
+            class_output = f.gather(-1, y.long()[..., None])[..., 0]
+        except (IndexError, RuntimeError) as error:
+            raise ValueError(f"The targets y must hold labels from 0 to {f.shape[-1] - 1}: {error}") from error
+        return categorical_log_likelihood(f, class_output)
 
     def log_prior(self, *, jacobian: bool = False) -> Tensor:  # noqa: ARG002
         """Zero: this likelihood has no parameters."""

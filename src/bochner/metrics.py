@@ -4,6 +4,8 @@ Out-of-distribution metrics take the scores of both sets, higher meaning more ou
 out-of-distribution inputs as positives.
 """
 
+from numbers import Integral, Real
+
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.metrics import auc as area
@@ -14,7 +16,12 @@ def _finite_arrays(**values: ArrayLike) -> list[np.ndarray]:
     """Float arrays, after checking that each is finite and not empty."""
     arrays = []
     for name, value in values.items():
-        array = np.asarray(value, dtype=float)
+        try:
+            array = np.asarray(value, dtype=float)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"The {name} parameter must hold numbers: {error}.") from error
+        if np.iscomplexobj(value):
+            raise ValueError(f"The {name} parameter must hold real numbers, got complex ones.")
         if array.size == 0 or not np.isfinite(array).all():
             raise ValueError(
                 f"The {name} parameter must hold at least one number and no NaN or infinity, got shape {array.shape}."
@@ -39,29 +46,39 @@ def nlpd(log_prob: ArrayLike, *, target_scale: float = 1.0) -> float:
         target_scale: The number that targets were divided by before training. The density in original units is the density
             in the model's units divided by it. 1 keeps the units of the model.
     """
+    if isinstance(target_scale, bool) or not isinstance(target_scale, Real) or not 0 < target_scale <= 1e300:
+        raise ValueError(f"The target_scale parameter must be positive and finite, got {target_scale!r} instead.")
     return float(-np.mean(_finite_arrays(log_prob=log_prob)[0]) + np.log(target_scale))
 
 
-def _class_labels(y: ArrayLike, probabilities: np.ndarray) -> np.ndarray:
-    """Class labels as an array, after checking that there is one integer for each row of probabilities."""
+def _labels_and_probabilities(y: ArrayLike, probabilities: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Class labels (n,) and probabilities (n, c) as arrays, after checking that labels are the numbers of columns."""
+    (probabilities,) = _finite_arrays(probabilities=probabilities)
+    if probabilities.ndim != 2:
+        raise ValueError(f"The probabilities parameter must have shape (n, c), got {probabilities.shape} instead.")
     labels = np.asarray(y)
     if labels.shape != probabilities.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
-            f"The y parameter must hold {len(probabilities)} integer labels, got {labels.dtype} of shape {labels.shape}."
+            f"The y parameter must hold {len(probabilities)} integer labels, one for each row of probabilities, "
+            f"got {labels.dtype} of shape {labels.shape}."
         )
-    return labels
+    if labels.min() < 0 or labels.max() >= probabilities.shape[1]:
+        raise ValueError(
+            f"The y parameter must hold labels from 0 to {probabilities.shape[1] - 1}, the columns of probabilities, "
+            f"got {labels.min()} to {labels.max()}."
+        )
+    return labels, probabilities
 
 
 def accuracy(y: ArrayLike, probabilities: ArrayLike) -> float:
     """Share of rows whose most probable class is right; higher is better."""
-    (p,) = _finite_arrays(probabilities=probabilities)
-    return float(np.mean(p.argmax(-1) == _class_labels(y, p)))
+    labels, p = _labels_and_probabilities(y, probabilities)
+    return float(np.mean(p.argmax(-1) == labels))
 
 
 def auc(y: ArrayLike, probabilities: ArrayLike) -> float:
     """Area under the ROC curve; for more than two classes the mean over one-against-rest. Higher is better."""
-    (p,) = _finite_arrays(probabilities=probabilities)
-    labels = _class_labels(y, p)
+    labels, p = _labels_and_probabilities(y, probabilities)
     if len(np.unique(labels)) < 2:
         raise ValueError(f"AUC needs at least two classes among the labels, got only {np.unique(labels).tolist()}.")
     if p.shape[-1] == 2:
@@ -71,14 +88,16 @@ def auc(y: ArrayLike, probabilities: ArrayLike) -> float:
 
 def brier(y: ArrayLike, probabilities: ArrayLike) -> float:
     """Mean squared distance between probabilities and the one-hot label, between 0 and 2."""
-    (p,) = _finite_arrays(probabilities=probabilities)
-    return float(np.mean(np.sum((p - np.eye(p.shape[-1])[_class_labels(y, p)]) ** 2, -1)))
+    labels, p = _labels_and_probabilities(y, probabilities)
+    return float(np.mean(np.sum((p - np.eye(p.shape[-1])[labels]) ** 2, -1)))
 
 
 def ece(y: ArrayLike, probabilities: ArrayLike, *, bins: int = 15) -> float:
     """Expected calibration error: |accuracy − confidence| averaged over equal-width bins of confidence."""
-    (p,) = _finite_arrays(probabilities=probabilities)
-    confidence, correct = p.max(-1), p.argmax(-1) == _class_labels(y, p)
+    labels, p = _labels_and_probabilities(y, probabilities)
+    if isinstance(bins, bool) or not isinstance(bins, Integral) or not 1 <= bins <= 10**6:
+        raise ValueError(f"The bins parameter must be an integer from 1 to 1000000, got {bins!r} instead.")
+    confidence, correct = p.max(-1), p.argmax(-1) == labels
     index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     gaps = np.bincount(index, weights=correct - confidence, minlength=bins)
     return float(np.abs(gaps).sum() / len(p))

@@ -1,12 +1,12 @@
 """The whole network: feature extractor, model layer, output layer and likelihood, with its log joint density."""
 
 import copy
-import math
 from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 
+from bochner.arguments import dense_tensor, described, positive_number, shown, whole_number
 from bochner.layers import OutputLayer, StationaryLayer, amplitude_log_prior
 from bochner.likelihoods import Categorical, Gaussian, Likelihood
 from bochner.priors.spectra import normal_log_prob
@@ -52,16 +52,14 @@ class Model(nn.Module):
             raise ValueError(f"The layer parameter must be a StationaryLayer, got {layer} instead.")
         if not isinstance(likelihood, Gaussian | Categorical):
             raise ValueError(f"The likelihood parameter must be Gaussian() or Categorical(), got {likelihood} instead.")
-        if not isinstance(out_features, int) or out_features < 1:
-            raise ValueError(
-                f"The out_features parameter must be an integer of at least 1, got {out_features!r} instead."
-            )
+        out_features = whole_number("out_features", out_features)
         if isinstance(likelihood, Categorical) and out_features < 2:
             raise ValueError(f"The out_features parameter must be at least 2 for classes, got {out_features} instead.")
-        if not 0 < extractor_precision < math.inf:
-            raise ValueError(
-                f"The extractor_precision parameter must be positive and finite, got {extractor_precision} instead."
-            )
+        if extractor is not None and not isinstance(extractor, nn.Module):
+            raise ValueError(f"The extractor parameter must be a module or None, got {shown(extractor)} instead.")
+        if not isinstance(output_bias, bool):
+            raise ValueError(f"The output_bias parameter must be True or False, got {shown(output_bias)} instead.")
+        extractor_precision = positive_number("extractor_precision", extractor_precision)
         self.extractor = nn.Identity() if extractor is None else extractor
         self.layer = layer
         output = OutputLayer(
@@ -77,8 +75,19 @@ class Model(nn.Module):
         return self.output.amplitude
 
     def features(self, x: Tensor) -> Tensor:
-        """What the output layer sees: (n, ...) to (n, K)."""
-        return self.layer(self.extractor(x))
+        """Features of each row, which the output layer multiplies: (n, ...) to (n, K)."""
+        try:
+            z = self.extractor(x)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except (RuntimeError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
+            raise ValueError(f"The extractor fails at the x parameter, {described(x)}: {error}") from error
+        if not isinstance(z, Tensor) or z.ndim != 2 or z.shape[1] != self.layer.in_features:
+            raise ValueError(
+                f"The extractor must turn the x parameter, {described(x)}, into features of shape (n, "
+                f"{self.layer.in_features}), got {described(z)} instead."
+            )
+        return self.layer(z)
 
     def forward(self, x: Tensor) -> Tensor:
         """Output f(x): (n, ...) to (n, out_features)."""
@@ -99,7 +108,7 @@ class Model(nn.Module):
         return names if self.output.bias is None else names | {"output.bias": 1.0}
 
     def log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
-        """Log likelihood summed over the rows given."""
+        """Log likelihood, summed over the rows of x and y."""
         return self.likelihood(self(x), y).sum()
 
     def log_joint(self, x: Tensor, y: Tensor, *, num_data: int | None = None, jacobian: bool = False) -> Tensor:
@@ -111,11 +120,15 @@ class Model(nn.Module):
             num_data: Size N of the data set when the rows are a minibatch: the likelihood then counts N/b times.
             jacobian: As in ``StationaryLayer.log_prior``.
         """
-        if num_data is not None and not num_data >= len(x) > 0:
-            raise ValueError(
-                f"The num_data parameter must be at least the number of rows, {len(x)}, and that at least 1, got {num_data}."
-            )
-        scale = 1.0 if num_data is None else num_data / len(x)
+        if dense_tensor("x", x).ndim == 0 or len(x) == 0:
+            raise ValueError(f"The x parameter must have at least 1 row, got shape {tuple(x.shape)} instead.")
+        scale = 1.0
+        if num_data is not None:
+            if whole_number("num_data", num_data) < len(x):
+                raise ValueError(
+                    f"The num_data parameter must be at least the number of rows of x, {len(x)}, got {num_data}."
+                )
+            scale = num_data / len(x)
         return scale * self.log_likelihood(x, y) + self.log_prior(jacobian=jacobian)
 
 
@@ -143,6 +156,9 @@ def swap_head(
         generator: Source of randomness.
         **layer_options: Passed on to ``StationaryLayer``.
     """
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"The network parameter must be a module, got {shown(network)} instead.")
+    width = whole_number("width", width)
     name, old = _last_linear(network, head)
     extractor: nn.Module = nn.Identity()
     if name:
@@ -168,9 +184,9 @@ def _last_linear(network: nn.Module, head: str | None) -> tuple[str, nn.Linear]:
             f"The network parameter must contain an nn.Linear to replace, got {type(network).__name__} without one."
         )
     name = next(reversed(linears)) if head is None else head
-    if name not in linears:
+    if not isinstance(name, str) or name not in linears:
         raise ValueError(
-            f"The head parameter must name an nn.Linear of the network ({', '.join(linears)}), got {name!r} instead."
+            f"The head parameter must name an nn.Linear of the network ({', '.join(linears)}), got {shown(name)} instead."
         )
     last = linears[name]
     parent = network.get_submodule(name.rpartition(".")[0]) if "." in name else network

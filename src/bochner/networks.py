@@ -9,6 +9,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from bochner.arguments import finite_tensor, generator_device, positive_number, probability, shown, whole_number
+
+GOOGLENET_NARROWEST = 16  # channels of the narrowest branch of GoogLeNet
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # that fit_map can seed
 
 
@@ -16,7 +19,10 @@ def linear(
     in_features: int, out_features: int, *, bias: bool = True, generator: torch.Generator | None = None
 ) -> nn.Linear:
     """An ``nn.Linear`` with torch's usual initial distribution, drawn from an explicit generator."""
-    with torch.random.fork_rng(devices=[]):  # torch draws from its global state first; what it drew is replaced
+    in_features = whole_number("in_features", in_features)
+    out_features = whole_number("out_features", out_features)
+    generator_device(generator)
+    with torch.random.fork_rng(devices=[]):  # torch first draws weights from its global state; they are replaced
         layer = nn.Linear(in_features, out_features, bias=bias)
     bound = in_features**-0.5
     for parameter in layer.parameters():
@@ -38,9 +44,8 @@ class SeededDropout(nn.Module):
 
     def __init__(self, p: float, *shape: int) -> None:
         super().__init__()
-        if not 0 <= p < 1:
-            raise ValueError(f"The p parameter must lie in [0, 1), got {p} instead.")
-        self.p, self.shape, self.width = p, shape, math.prod(shape)
+        shape = tuple(whole_number("shape", size) for size in shape)
+        self.p, self.shape, self.width = probability("p", p, zero=True), shape, math.prod(shape)
         self.register_buffer("mask", torch.ones(()), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -129,7 +134,11 @@ class Intervals(nn.Module):
             most: Number of intervals of a column, at most.
             total: Number of intervals of all columns, at most.
         """
-        # In float32, as training sees them: what is apart there stays apart.
+        if finite_tensor("x", x).ndim != 2:
+            raise ValueError(f"The x parameter must have shape (n, d), got {tuple(x.shape)} instead.")
+        most, total = whole_number("most", most, least=0), whole_number("total", total, least=0)
+        x = x if x.is_floating_point() else x.double()
+        # In float32, as in training: values that differ there stay apart.
         distinct = {k: v.round(decimals=4).float().unique() for k, v in enumerate(x.mT)} if total > 1 else {}
         divided = {column: values for column, values in distinct.items() if len(values) > 2}
         most = min(most, total // max(1, len(divided)))
@@ -144,6 +153,7 @@ class Intervals(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., d) to (..., d + number of intervals)."""
+        x = x if x.is_floating_point() else x.to(self.left)
         covered = (x.index_select(-1, self.column) - self.left) / self.width
         return torch.cat([x, covered.clamp(0, 1) - 0.5], -1)
 
@@ -160,8 +170,12 @@ def mlp(
     Every layer is followed by a ReLU, except that the last one, the bottleneck, ends without an activation. Dropout acts
     on the layer before the bottleneck.
     """
-    if not hidden or min(hidden) < 1:
-        raise ValueError(f"The hidden parameter must name at least one width of 1 or more, got {hidden} instead.")
+    if not isinstance(hidden, Sequence) or isinstance(hidden, str) or not hidden:
+        raise ValueError(
+            f"The hidden parameter must name at least one width of 1 or more, got {shown(hidden)} instead."
+        )
+    hidden = tuple(whole_number("hidden", width) for width in hidden)
+    dropout = probability("dropout", dropout, zero=True)
     layers: list[nn.Module] = []
     for width in hidden[:-1]:
         layers += [linear(in_features, width, generator=generator), nn.ReLU()]
@@ -181,6 +195,10 @@ def conv(
     generator: torch.Generator | None = None,
 ) -> nn.Conv2d:
     """A square ``nn.Conv2d`` with torch's usual initial distribution, drawn from an explicit generator."""
+    sizes = {"in_features": in_features, "out_features": out_features, "kernel": kernel}
+    in_features, out_features, kernel = (whole_number(name, value) for name, value in sizes.items())
+    padding = whole_number("padding", padding, least=0)
+    generator_device(generator)
     with torch.random.fork_rng(devices=[]):
         layer = nn.Conv2d(in_features, out_features, kernel, padding=padding, bias=bias)
     bound = (in_features * kernel**2) ** -0.5
@@ -197,8 +215,7 @@ def digit_net(
     Two 3×3 convolutions with 32 and 64 channels, each with a ReLU; 2×2 maximum pooling, dropout, and a linear layer without an
     activation. The paper does not say where it pools.
     """
-    if side < 6:
-        raise ValueError(f"The side parameter must be at least 6, got {side} instead.")
+    side, dropout = whole_number("side", side, least=6), probability("dropout", dropout, zero=True)
     width = 64 * ((side - 4) // 2) ** 2
     return nn.Sequential(
         conv(1, 32, 3, generator=generator),
@@ -280,6 +297,8 @@ def googlenet(*, width: int = 1, generator: torch.Generator | None = None) -> nn
         (256, (160, 320), (32, 128), 128),
         (384, (192, 384), (48, 128), 128),
     ]
+    if not whole_number("width", width) <= GOOGLENET_NARROWEST:
+        raise ValueError(f"The width parameter must be at most {GOOGLENET_NARROWEST}, got {width} instead.")
     channels = 192 // width
     layers: list[nn.Module] = [_unit(3, channels, 3, generator)]
     for block in blocks:
@@ -386,6 +405,10 @@ def residual_net(
         bound: Largest singular value of the weights of a convolution.
         generator: Source of randomness.
     """
+    width, bound = whole_number("width", width), positive_number("bound", bound)
+    if not isinstance(blocks, Sequence) or isinstance(blocks, str):
+        raise ValueError(f"The blocks parameter must be a sequence of counts, got {shown(blocks)} instead.")
+    blocks = tuple(whole_number("blocks", count, least=0) for count in blocks)
     layers: list[nn.Module] = [_unit(3, width, 3, generator)]
     channels = width
     for stage, count in enumerate(blocks):

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from bochner.arguments import described, finite_tensor, is_dense
+
 Answer = TypeVar("Answer", bound="Predictive")
 
 
@@ -42,7 +44,7 @@ class Predictive(ABC):
     @property
     @abstractmethod
     def ood_score(self) -> Tensor:
-        """Higher for inputs that look less like the training data, (..., n)."""
+        """From 0 to 1, higher for inputs that look less like the training data, (..., n)."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class GaussianPredictive(Predictive):
         noise: Noise standard deviation s, a scalar or of shape (...); or one for each output, (..., c).
         samples: Draws of f, (S, ..., n, c), where the posterior is a mixture over them; None where f is Gaussian.
         sample_noise: Noise of every draw, (S,), where the noise is drawn too; ``noise`` is then their root mean square.
-        novelty: How strange each input is, (..., n), where the posterior has a score of its own.
+        novelty: Score of each input from 0 to 1, (..., n), where the posterior computes one; ``ood_score`` then is this.
     """
 
     mean: Tensor
@@ -95,10 +97,11 @@ class GaussianPredictive(Predictive):
 
         Gaussian with variance of f plus noise; for a mixture, $\log \frac1S \sum_s \prod_j \mathrm{N}(y_j \mid f_{sj}, s^2)$.
         """
-        if y.shape[-2:] != self.mean.shape[-2:]:
+        if not is_dense(y) or y.shape[-2:] != self.mean.shape[-2:]:
             raise ValueError(
-                f"The targets must have the shape of the mean, {tuple(self.mean.shape)}, got {tuple(y.shape)} instead."
+                f"The targets y must have the shape of the mean, {tuple(self.mean.shape)}, got {described(y)} instead."
             )
+        y = finite_tensor("y", y).to(self.mean)
         if self.samples is None:
             return normal_log_density(y, self.mean, self.std).sum(-1)
         noise = self._noise if self.sample_noise is None else self.sample_noise[..., None, None]
@@ -122,8 +125,11 @@ class GaussianPredictive(Predictive):
 
     @property
     def ood_score(self) -> Tensor:
-        """The posterior's own score where it has one, else the variance of f."""
-        return self.marginal_variance if self.novelty is None else self.novelty
+        """The share of the variance of y that is uncertainty of f, over all outputs; ``novelty`` where the posterior has one.
+
+        It is 0 where f is known and 1 where the uncertainty of f is far above the noise.
+        """
+        return self.marginal_variance / self.variance.sum(-1) if self.novelty is None else self.novelty
 
     def interval(self, coverage: float = 0.9) -> tuple[Tensor, Tensor]:
         """Central interval for y under a Gaussian of the same mean and variance, each (..., n, c)."""
@@ -137,6 +143,8 @@ def joined(parts: Sequence[Answer]) -> Answer:
         rows = {"mean": -2, "f_variance": -2} | ({} if first.samples is None else {"samples": -2})
     else:
         rows = {"log_probabilities": -2, "probability_variance": -2, "expected_entropy": -1}
+    if first.novelty is not None:
+        rows["novelty"] = -1
     values = {name: torch.cat([getattr(part, name) for part in parts], dim) for name, dim in rows.items()}
     return replace(first, **values)  # pyright: ignore[reportArgumentType]
 
@@ -176,7 +184,7 @@ class CategoricalPredictive(Predictive):
         log_probabilities: Logarithm of the mean probabilities, (..., n, c); finite where the probabilities underflow.
         probability_variance: Their variance over the posterior, (..., n, c).
         expected_entropy: Mean over the posterior of the entropy: the aleatoric part, (..., n).
-        novelty: How strange each input is, (..., n), where the posterior has a score of its own.
+        novelty: Score of each input from 0 to 1, (..., n), where the posterior computes one; ``ood_score`` then is this.
     """
 
     log_probabilities: Tensor
@@ -211,11 +219,16 @@ class CategoricalPredictive(Predictive):
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log probability of each class label, (..., n) integers."""
-        if y.is_floating_point() or y.shape[-1:] != self.probabilities.shape[-2:-1]:
+        shape, classes = self.log_probabilities.shape[:-1], self.log_probabilities.shape[-1]
+        fits = is_dense(y) and 0 < y.ndim <= len(shape) and y.shape[-1] == shape[-1]
+        if not fits or y.is_floating_point():
+            raise ValueError(f"The targets y must be integer class labels, one per row, got {described(y)} instead.")
+        y = finite_tensor("y", y).to(self.log_probabilities.device, torch.int64)
+        if int(y.min()) < 0 or int(y.max()) >= classes:
             raise ValueError(
-                f"The targets must be integer class labels, one per row, got {y.dtype} of shape {tuple(y.shape)} instead."
+                f"The targets y must hold labels from 0 to {classes - 1}, got {int(y.min())} to {int(y.max())} instead."
             )
-        index = y.expand(self.probabilities.shape[:-1]).unsqueeze(-1)
+        index = y.expand(shape).unsqueeze(-1)
         return self.log_probabilities.gather(-1, index).squeeze(-1)
 
     @property
@@ -240,5 +253,10 @@ class CategoricalPredictive(Predictive):
 
     @property
     def ood_score(self) -> Tensor:
-        """The posterior's own score where it has one, else the predictive entropy."""
-        return self.entropy if self.novelty is None else self.novelty
+        """The entropy over that of equal probabilities; ``novelty`` where the posterior has one.
+
+        It is 0 where one class is certain and 1 where all classes are equally probable.
+        """
+        if self.novelty is not None:
+            return self.novelty
+        return (self.entropy / math.log(self.log_probabilities.shape[-1])).clamp(max=1.0)

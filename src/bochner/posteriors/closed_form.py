@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bochner.arguments import finite_tensor, generator_device, positive_number, whole_number
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.predictive import GaussianPredictive
@@ -210,18 +211,16 @@ class ClosedForm:
     @torch.no_grad()
     def covariance(self, x: Tensor) -> Tensor:
         """Joint posterior covariance of f over all inputs, (n, n); the same for every output."""
-        half = self._half(x)[1]
+        half = self._half(finite_tensor("x", x))[1]
         return half.mT @ half
 
     @torch.no_grad()
     def sample(self, x: Tensor, num: int, *, generator: torch.Generator | None = None) -> Tensor:
         """Posterior functions at the inputs, (num, n, c): whole functions, not independent points."""
-        shape = (num, *self.mean.shape)
-        noise = torch.randn(
-            shape, generator=generator, dtype=torch.float64, device=generator.device if generator else None
-        )
+        shape = (whole_number("num", num), *self.mean.shape)
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator_device(generator))
         weights = self.mean + torch.linalg.solve_triangular(self.factor.mT, noise.to(self.mean), upper=True)
-        return features(self.model, x).double() @ weights
+        return features(self.model, finite_tensor("x", x)).double() @ weights
 
 
 def _log_prior(model: Model, std: float) -> Tensor:
@@ -288,9 +287,15 @@ def tune_marginal(
     Returns:
         The log marginal likelihood before each step, with the log prior up to a constant.
     """
+    check_model(model)
+    if y is None and not isinstance(x, Tensor):
+        raise ValueError(
+            "The x parameter of tune_marginal must be a tensor: a loader's rows may differ from pass to pass."
+        )
     check_data(model, x, y)
-    if not prior_std > 0:
-        raise ValueError(f"The prior_std parameter must be positive, got {prior_std!r} instead.")
+    steps, lr, chunk = whole_number("steps", steps), positive_number("lr", lr), whole_number("chunk", chunk)
+    if not (isinstance(prior_std, float) and prior_std == math.inf):
+        prior_std = positive_number("prior_std", prior_std)
     if not isinstance(model.likelihood, Gaussian):
         raise ValueError("tune_marginal needs a Gaussian likelihood.")
     tuned = [model.layer.log_lengthscale]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from bochner.arguments import generator_device, whole_number
 from bochner.likelihoods import Categorical
 from bochner.models import Model
 from bochner.posteriors.closed_form import CHUNK, cholesky, features, prior_precision
@@ -79,7 +80,8 @@ class ClosedFormClassifier:
         if not isinstance(model.likelihood, Categorical):
             raise ValueError("ClosedFormClassifier needs a Categorical likelihood; for regression use ClosedForm.")
         self.batches = Batches(model, x, y, size=chunk)
-        self.model, self.samples = model, samples
+        self.model, self.samples = model, whole_number("samples", samples)
+        steps, full_limit = whole_number("steps", steps), whole_number("full_limit", full_limit, least=0)
         self.seed = seed_of(generator)
         self.classes = model.output.out_features
         with torch.no_grad():
@@ -184,15 +186,15 @@ class ClosedFormClassifier:
     @torch.no_grad()
     def predict(self, x: Tensor, *, chunk: int = 1024) -> Predictive:
         """Class probabilities, averaged over Gaussian draws of the outputs."""
-        mean, covariance = (
-            torch.cat(parts) for parts in zip(*(self.logit_moments(xb) for xb in x.split(chunk)), strict=True)
-        )
+        pieces = x.split(whole_number("chunk", chunk))
+        mean, covariance = (torch.cat(parts) for parts in zip(*(self.logit_moments(xb) for xb in pieces), strict=True))
         return average_classes(mean, covariance, samples=self.samples, seed=self.seed)
 
 
 def seed_of(generator: torch.Generator | None) -> int:
     """A seed drawn from the generator; without one it is always the same, and so in every process."""
-    return 0 if generator is None else int(torch.randint(2**31, (), generator=generator, device=generator.device))
+    device = generator_device(generator)
+    return 0 if generator is None else int(torch.randint(2**31, (), generator=generator, device=device))
 
 
 def covariance_factor(covariance: Tensor) -> Tensor:

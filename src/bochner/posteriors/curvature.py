@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bochner.arguments import generator_device
 from bochner.posteriors.taps import Tap
 
 
 def normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Standard normal numbers of the type and on the device of ``like``, from a generator on any device."""
-    device = generator.device if generator is not None else like.device
+    device = like.device if generator is None else generator_device(generator)
     return torch.randn(shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
 
 

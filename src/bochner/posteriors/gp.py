@@ -15,9 +15,10 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood, VariationalELBO
 from torch import Tensor
 
+from bochner.arguments import finite_tensor, positive_number, seed_number, shown, whole_number
 from bochner.predictive import CategoricalPredictive, GaussianPredictive
 from bochner.priors.kernels import InducedKernel
-from bochner.priors.spectra import Spectrum
+from bochner.priors.spectra import Spectrum, check_lengthscale
 
 Function = Callable[[Tensor, Tensor], Tensor]
 
@@ -45,10 +46,16 @@ class _Kernel(gpytorch.kernels.Kernel):
 
 
 def _covariance(
-    kernel: Spectrum | InducedKernel | Function, lengthscale: float | Tensor, amplitude: float
+    kernel: Spectrum | InducedKernel | Function, dim: int, lengthscale: float | Tensor, amplitude: float
 ) -> gpytorch.kernels.ScaleKernel:
     """The kernel with hyperparameters around it, in float64."""
-    scale = torch.as_tensor(lengthscale, dtype=torch.float64)
+    scale, amplitude = check_lengthscale(lengthscale), positive_number("amplitude", amplitude)
+    if scale.ndim and len(scale) != dim:
+        raise ValueError(f"The lengthscale parameter must be a number or {dim} numbers, got {len(scale)} instead.")
+    if isinstance(kernel, type) or not (isinstance(kernel, Spectrum) or callable(kernel)):
+        raise ValueError(
+            f"The kernel parameter must be a spectrum, a kernel or a function, got {shown(kernel)} instead."
+        )
     function: Function = kernel.kernel if isinstance(kernel, Spectrum) else kernel
     covariance = gpytorch.kernels.ScaleKernel(_Kernel(function, len(scale) if scale.ndim else None)).double()
     covariance.base_kernel.lengthscale = scale
@@ -58,14 +65,18 @@ def _covariance(
 
 def _check(x: Tensor, y: Tensor) -> None:
     for name, value in (("x", x), ("y", y)):
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise ValueError(
-                f"The {name} parameter must be finite, got {int((~torch.isfinite(value)).sum())} NaN or infinite entries."
-            )
+        finite_tensor(name, value)
     if x.ndim != 2 or len(x) == 0 or len(x) != len(y):
         raise ValueError(
             f"The x parameter must have shape (N, d) with the N ≥ 1 rows of y, got {tuple(x.shape)} and {len(y)} instead."
         )
+
+
+def _rows_like(train: Tensor, x: Tensor) -> Tensor:
+    """Inputs of a prediction in float64, after checking that they have the columns of the training inputs."""
+    if finite_tensor("x", x).ndim != 2 or x.shape[1] != train.shape[1]:
+        raise ValueError(f"The x parameter must have shape (n, {train.shape[1]}), got {tuple(x.shape)} instead.")
+    return x.detach().to(train)
 
 
 class _Exact(gpytorch.models.ExactGP):
@@ -112,15 +123,20 @@ class GaussianProcess:
         _check(x, y)
         if y.ndim != 2 or y.shape[1] != 1:
             raise ValueError(f"The y parameter must have shape (N, 1), got {tuple(y.shape)} instead.")
+        noise, lr = positive_number("noise", noise), positive_number("lr", lr)
         constraint = gpytorch.constraints.GreaterThan(1e-8)
         likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=constraint).double()
         likelihood.noise = torch.tensor(noise**2, dtype=torch.float64)
-        self.x, self.y = x.double(), y[:, 0].double()
-        self.gp = _Exact(self.x, self.y, likelihood, _covariance(kernel, lengthscale, amplitude)).to(x.device).double()
+        self.x, self.y = x.detach().double(), y.detach()[:, 0].double()
+        self.gp = (
+            _Exact(self.x, self.y, likelihood, _covariance(kernel, x.shape[1], lengthscale, amplitude))
+            .to(x.device)
+            .double()
+        )
         self.objective = ExactMarginalLogLikelihood(likelihood, self.gp)
         optimizer = torch.optim.Adam(self.gp.parameters(), lr=lr)
         self.gp.train()
-        for _ in range(steps):
+        for _ in range(whole_number("steps", steps, least=0)):
             optimizer.zero_grad()
             with _exact_algebra():
                 loss = -self.objective(self.gp(self.x), self.y)
@@ -149,7 +165,7 @@ class GaussianProcess:
         self.gp.eval()
         # Without debug mode GPyTorch does not object to predictions at the training inputs.
         with torch.no_grad(), _exact_algebra(), gpytorch.settings.debug(False):
-            f = self.gp(x.double())
+            f = self.gp(_rows_like(self.x, x))
         return GaussianPredictive(f.mean[:, None], f.variance[:, None], self.hyperparameters["noise"])
 
 
@@ -207,16 +223,19 @@ class GaussianProcessClassifier:
                 f"with values {y.unique().tolist()[:5]}."
             )
         classes = int(y.max()) + 1
-        self.samples, self.seed = samples, seed
-        x = x.double()
-        self.gp = _Variational(x, classes, _covariance(kernel, lengthscale, amplitude)).to(x.device).double()
+        self.samples, self.seed = whole_number("samples", samples), seed_number("seed", seed)
+        lr = positive_number("lr", lr)
+        self.x = x = x.detach().double()
+        self.gp = (
+            _Variational(x, classes, _covariance(kernel, x.shape[1], lengthscale, amplitude)).to(x.device).double()
+        )
         likelihood = gpytorch.likelihoods.SoftmaxLikelihood(num_classes=classes, mixing_weights=False)
         objective = VariationalELBO(likelihood, self.gp, num_data=len(x))
         optimizer = torch.optim.Adam(self.gp.parameters(), lr=lr)
         self.gp.train()
         with torch.random.fork_rng(devices=[]), gpytorch.settings.num_likelihood_samples(20):
             torch.random.manual_seed(seed)
-            for _ in range(steps):
+            for _ in range(whole_number("steps", steps, least=0)):
                 optimizer.zero_grad()
                 loss = -objective(self.gp(x), y)
                 loss.backward()
@@ -226,7 +245,7 @@ class GaussianProcessClassifier:
         """Class probabilities, averaged over Gaussian draws of the processes."""
         self.gp.eval()
         with torch.no_grad():
-            f = self.gp(x.double())
+            f = self.gp(_rows_like(self.x, x))
             std, mean = f.variance.sqrt(), f.mean
         generator = torch.Generator(device=mean.device).manual_seed(self.seed)
         shape = mean.shape

@@ -36,14 +36,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 from torch.utils._pytree import tree_map
 
-from bochner.errors import unknown_name
+from bochner.arguments import dense_tensor, one_of, positive_number, shown, whole_number
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
@@ -59,6 +58,12 @@ CHUNK = 256  # held-out rows that are processed at a time
 SEARCH_DRAWS = 32  # of the outputs of a held-out row, for each prior and temperature that is tried
 TEMPERATURE_SPREAD = 0.5  # prior standard deviation of the log temperature: most networks are within a factor of two
 MULTIPLIERS = tuple(10.0 ** (k / 2) for k in range(-4, 13))  # of the prior precision that are tried: 0.01 to a million
+
+
+def _positive_numbers(name: str, values: float | Sequence[float]) -> list[float]:
+    """Positive numbers from one or several."""
+    several = isinstance(values, Sequence) and not isinstance(values, str)
+    return [positive_number(name, value) for value in (values if several else [values])]
 
 
 class Laplace:
@@ -93,14 +98,12 @@ class Laplace:
         chunk: int = 512,
     ) -> None:
         kinds: dict[str, type[Curvature]] = {"kfac": Kron, "diagonal": Diagonal, "full": Full, "last_layer": Full}
-        if structure not in kinds:
-            raise ValueError(unknown_name("structure", structure, kinds))
-        for name, value, options in (("damping", damping, ("exact", "pi")), ("prior", prior, ("trained", "fan_in"))):
-            if value not in options:
-                raise ValueError(
-                    f"The {name} parameter must be {options[0]!r} or {options[1]!r}, got {value!r} instead."
-                )
-        models = as_stack(model)
+        one_of("structure", structure, kinds)
+        one_of("damping", damping, ("exact", "pi"))
+        one_of("prior", prior, ("trained", "fan_in"))
+        chunk, models = whole_number("chunk", chunk), as_stack(model)
+        if y is not None:
+            dense_tensor("y", y)
         self.single = isinstance(model, Model)
         self.model = copy.deepcopy(models[0])  # whose hooks and parameters nobody else uses
         self.own_data = y is not None and y.ndim == (3 if isinstance(self.model.likelihood, Gaussian) else 2)
@@ -146,11 +149,11 @@ class Laplace:
 
     def set_prior(self, multipliers: float | Sequence[float]) -> None:
         """Makes the prior precision of covered weights that many times what it was: one factor, or one for each layer."""
-        every: list[float] = np.asarray(multipliers, dtype=float).reshape(-1).tolist()
+        every = _positive_numbers("multipliers", multipliers)
         every = every * len(self.layers) if len(every) == 1 else every
-        if len(every) != len(self.layers) or not all(0 < m < math.inf for m in every):
+        if len(every) != len(self.layers):
             raise ValueError(
-                f"The multipliers parameter must be one positive, finite number or {len(self.layers)}, got {multipliers!r} instead."
+                f"The multipliers parameter must be one number or {len(self.layers)}, got {shown(multipliers)} instead."
             )
         self.state = self.curvature.with_prior(self._as_trained, every)
         self.prior_multipliers = every
@@ -192,7 +195,7 @@ class Laplace:
         Returns:
             The multipliers, one for each covered layer, which predictions then use. A stack of networks shares them.
         """
-        tried = sorted(multipliers)
+        tried = sorted(_positive_numbers("multipliers", multipliers))
         if not tried:
             raise ValueError("The multipliers parameter must hold at least one number, got none.")
         if x is None:
@@ -269,6 +272,7 @@ class Laplace:
         self, x: Tensor, num: int = 50, *, group: int = 10, generator: torch.Generator | None = None
     ) -> Predictive:
         """Averages the network over posterior draws of its weights, ``group`` of them at a time."""
+        num, group = whole_number("num", num), whole_number("group", group)
         moving = {name for tap in self.layers for name in tap.parameters(tap.weights(self.parameters))}
         fixed = {name: p for name, p in self.parameters.items() if name not in moving} | self.buffers
 
@@ -314,6 +318,7 @@ class Laplace:
             own: Whether each network of the stack has its own inputs.
             generator: Source of the draws; the same ones every time by default.
         """
+        samples, chunk = whole_number("samples", samples), whole_number("chunk", chunk)
         options: Any = {"samples": samples, "generator": generator, "temperature": self.temperature}
         return self._from_moments(*self.output_moments(x, chunk=chunk, own=own), **options)
 

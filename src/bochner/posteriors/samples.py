@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bochner.arguments import finite_tensor, probability, seed_number, whole_number
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
-from bochner.posteriors.mixture import drawn_outputs, mixture
+from bochner.posteriors.mixture import EXCHANGED, drawn_outputs, mixture
 from bochner.predictive import Predictive
+from bochner.training.loaders import as_model_takes
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name in ("warmup", "samples", "chains", "max_tree_depth"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"The {name} parameter must be at least 1, got {getattr(self, name)} instead.")
+            whole_number(name, getattr(self, name))
+        probability("target_accept", self.target_accept)
+        seed_number("seed", self.seed)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,8 @@ class Sampled:
 
     def _drawn(self, x: Tensor, thin: int, group: int) -> Iterator[Tensor]:
         flat = {n: v.flatten(0, 1)[::thin, None] for n, v in self.samples.items()}
-        fixed = {n: v[None] for n, v in self.model.state_dict().items() if n not in flat}
+        with EXCHANGED:  # while another thread predicts, the model holds that thread's parameters
+            fixed = {n: v[None].clone() for n, v in self.model.state_dict().items() if n not in flat}
         for start in range(0, len(next(iter(flat.values()))), group):
             yield drawn_outputs(self.model.eval(), {n: v[start : start + group] for n, v in flat.items()}, fixed, x)[
                 :, 0
@@ -85,10 +89,14 @@ class Sampled:
 
     def predict(self, x: Tensor, *, thin: int = 1, group: int = 200) -> Predictive:
         """Averages over every ``thin``-th draw, ``group`` of them at a time; each draw brings its own noise."""
+        thin, group = whole_number("thin", thin), whole_number("group", group)
+        x = as_model_takes(finite_tensor("x", x), self.model.layer.weight)
         noise = None
         if isinstance(self.model.likelihood, Gaussian):
             drawn = self.samples.get("likelihood.log_noise")
-            noise = self.model.likelihood.noise.detach() if drawn is None else drawn.flatten()[::thin].exp()
+            with EXCHANGED:
+                held = self.model.likelihood.noise.detach()
+            noise = held if drawn is None else drawn.flatten()[::thin].exp()
         return mixture(self.model, (f for part in self._drawn(x, thin, group) for f in part), noise)
 
     def diagnose(self, x: Tensor) -> Diagnostics:

@@ -20,6 +20,7 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
+from bochner.arguments import whole_number
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.samples import Sampled, Sampling
@@ -142,8 +143,8 @@ def slice_sample(model: Model, x: Tensor, y: Tensor, sampling: Sampling | None =
     simple = isinstance(model.extractor, nn.Identity) and model.layer.activation.outputs == 1
     if not (isinstance(model.likelihood, Gaussian) and simple and y.shape[1] == 1):
         raise ValueError("The model parameter must be a network for regression of one target, without an extractor.")
-    sampling = sampling or Sampling()
-    target, generator = Collapsed(model, x, y), torch.Generator().manual_seed(sampling.seed)
+    sampling, thin = sampling or Sampling(), whole_number("thin", thin)
+    target, generator = Collapsed(model, x.double(), y), torch.Generator().manual_seed(sampling.seed)
     shape = (sampling.chains, len(model.layer.weight), target.numbers)
     v = torch.randn(shape, generator=generator, dtype=torch.float64)
     scales = torch.randn(sampling.chains, 2, generator=generator, dtype=torch.float64)

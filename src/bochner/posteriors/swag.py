@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from bochner.arguments import generator_device, whole_number
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.closed_form_classifier import seed_of
@@ -68,7 +69,8 @@ class Swag:
         precision: Literal["float32", "tf32", "bfloat16"] = "float32",
         progress: bool = False,
     ) -> None:
-        if not 2 <= rank <= epochs:
+        epochs = whole_number("epochs", epochs)
+        if not 2 <= whole_number("rank", rank) <= epochs:
             raise ValueError(f"The rank parameter must lie between 2 and epochs ({epochs}), got {rank} instead.")
         models = as_list(model)
         self.single, self.model, self.rank = isinstance(model, Model), models[0], rank
@@ -127,7 +129,7 @@ class Swag:
     ) -> Parameters:
         """Draws of the parameters, each (num, E, ...), from N(mean, diagonal · Σ_diag + low_rank · DD'/(M − 1))."""
         first = next(iter(self.mean.values()))
-        device = generator.device if generator is not None else first.device
+        device = first.device if generator is None else generator_device(generator)
 
         def noise(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, dtype=first.dtype, device=device).to(first.device)
@@ -153,9 +155,10 @@ class Swag:
             own: Whether each network of the stack has its own inputs.
             generator: Source of randomness; the same draws every time by default.
         """
-        rows = x.shape[1 if own else 0] if isinstance(x, Tensor) else 1
+        num, group = whole_number("num", num), whole_number("group", group)
+        rows = x.shape[1 if own else 0] if isinstance(x, Tensor) and x.ndim > own else 1
         # Two million rows of a thousand units are 8 GiB.
-        group = max(1, min(group, 2_000_000 // (self.members * rows)))
+        group = max(1, min(group, 2_000_000 // max(1, self.members * rows)))
         return self._predict(x, Draws(self, num, group, seed_of(generator)), own)
 
     @over_batches

@@ -1,6 +1,7 @@
 """Where a network's layers are listened to: their inputs, and the gradients in their pre-activations."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,18 +113,18 @@ def layer_precision(layer: StationaryLayer) -> float:
 
 
 def taps(model: Model, *, fan_in: bool = False) -> list[Tap]:
-    """All linear and convolutional layers of a network, with the prior precision of each.
+    """All linear and convolutional layers of a network, with the prior precision of each; a warning names others with weights.
 
     With ``fan_in`` the precision of the extractor's weights is that of the model times the number of inputs of their layer.
     """
-    found = []
+    covered, left_out = [], []
     for name, module in model.named_modules():
         if isinstance(module, StationaryLayer):
             # A phase is uniform on the circle; a Gaussian of the same variance stands for that.
             phase = 3 / math.pi**2 if module.activation.bias == "uniform" else 1.0
-            found.append(Tap(name, module, layer_precision(module), phase))
+            covered.append(Tap(name, module, layer_precision(module), phase))
         elif module is model.output:
-            found.append(Tap(name, module, float(model.layer.out_features), 1.0))
+            covered.append(Tap(name, module, float(model.layer.out_features), 1.0))
         elif isinstance(module, nn.Linear | nn.Conv2d):
             if isinstance(module, nn.Conv2d) and (module.groups, module.padding_mode, type(module.padding)) != (
                 1,
@@ -140,8 +141,24 @@ def taps(model: Model, *, fan_in: bool = False) -> list[Tap]:
                     "structure='last_layer' leaves it alone."
                 )
             tau = model.extractor_precision
-            found.append(Tap(name, module, tau * module.weight[0].numel() if fan_in else tau, tau))
-    return found
+            covered.append(Tap(name, module, tau * module.weight[0].numel() if fan_in else tau, tau))
+        elif is_left_out(module):
+            left_out.append(f"{name} ({type(module).__name__})")
+    if left_out:
+        warnings.warn(
+            f"Laplace covers linear, Conv2d and model layers: the weights of {', '.join(left_out)} stay as they are, as if they "
+            "were known. Freeze them (requires_grad=False) to say so; structure='last_layer' covers the output layer alone.",
+            stacklevel=3,
+        )
+    return covered
+
+
+def is_left_out(module: nn.Module) -> bool:
+    """Whether a module trains parameters that no tap covers; scales of normalisation layers do not count."""
+    normalisation = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+    if isinstance(module, (*normalisation, OutputLayer, Gaussian)):
+        return False
+    return any(parameter.requires_grad for parameter in module.parameters(recurse=False))
 
 
 class Listener:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bochner.errors import unknown_name
+from bochner.arguments import generator_device, one_of
 from bochner.priors.activations import Activation
 from bochner.priors.spectra import Spectrum, open_uniform
 
@@ -36,8 +36,7 @@ def draw(
     Returns:
         Weights of shape (num, dim), and biases of shape (num,) or None where the activation has none.
     """
-    if method not in DRAW_METHODS:
-        raise ValueError(unknown_name("frequencies", method, DRAW_METHODS))
+    one_of("frequencies", method, DRAW_METHODS)
     weight_dim = spectrum.uniforms(dim)
     num_uniforms = weight_dim + (activation.bias != "none")
     u = _sobol_points(num, num_uniforms, generator) if method == "sobol" else open_uniform(num, num_uniforms, generator)
@@ -70,7 +69,7 @@ def _sobol_points(num: int, dim: int, generator: torch.Generator | None) -> Tens
     )
     if dim == 1:
         return grid
-    device = generator.device if generator is not None else "cpu"
+    device = generator_device(generator)
     seed = int(torch.randint(2**31 - 1, (), generator=generator, device=device))
     # The points lie on a grid of 2^-30 that contains 0: half a cell up centres them in their cells.
     points = SobolEngine(dim - 1, scramble=True, seed=seed).draw(num, dtype=torch.float64) + 2.0**-31

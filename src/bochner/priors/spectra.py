@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from bochner.arguments import LARGEST_NUMBER, generator_device, shown
 from bochner.errors import unknown_name
 from bochner.priors.arrays import Array, ArrayModule, Number
 
@@ -33,10 +34,18 @@ def normal_log_prob(value: Number, precision: float) -> Number:
 
 def check_lengthscale(lengthscale: float | Tensor) -> Tensor:
     """Returns the lengthscale as a float64 tensor, after checking that every entry is positive and finite."""
-    value = torch.as_tensor(lengthscale, dtype=torch.float64).detach()
+    try:
+        value = torch.as_tensor(lengthscale, dtype=torch.float64).detach()
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        value = torch.zeros(())
     if value.ndim > 1 or value.numel() == 0 or not bool((torch.isfinite(value) & (value > 0)).all()):
         raise ValueError(
-            f"The lengthscale parameter must be positive and finite, a number or one per input, got {lengthscale} instead."
+            "The lengthscale parameter must be positive and finite, a number or one per input, "
+            f"got {shown(lengthscale)} instead."
+        )
+    if not 1 / LARGEST_NUMBER <= float(value.min()) <= float(value.max()) <= LARGEST_NUMBER:
+        raise ValueError(
+            f"The lengthscale parameter must lie between 1e-18 and 1e18, got {shown(lengthscale)} instead."
         )
     return value
 
@@ -129,7 +138,7 @@ class Spectrum(ABC):
 
 def open_uniform(num: int, dim: int, generator: torch.Generator | None) -> Tensor:
     """Uniform numbers strictly inside (0, 1), float64, on the CPU whatever the generator's device."""
-    device = generator.device if generator is not None else "cpu"
+    device = generator_device(generator)
     u = torch.rand(num, dim, generator=generator, dtype=torch.float64, device=device).cpu()
     return u.clamp_(min=2.0**-54)
 

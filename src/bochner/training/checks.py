@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from bochner.arguments import dense_tensor, finite_tensor
 from bochner.likelihoods import Categorical
 from bochner.models import Model
 
 
 def as_list(model: Model | Sequence[Model]) -> list[Model]:
     """One network or several as a list, after checking that they are Models."""
-    models = [model] if isinstance(model, nn.Module) else list(model)
+    several = isinstance(model, Sequence) and not isinstance(model, str)
+    models = list(model) if several else [model]
     if not models:
         raise ValueError("The model parameter must be a network or a list of at least one, got an empty list.")
     for member in models:
@@ -80,28 +82,41 @@ def check_model(model: object) -> None:
 
 
 def check_data(model: Model, x: Tensor, y: Tensor, *, whole: bool = True) -> None:
-    """Raises a ValueError that names what is wrong with the training data, or with a batch of them, if anything is."""
+    """Raises a ValueError that says what is wrong with training data: whole, or a batch of them.
+
+    One row of whole data is put through the network, to see that it takes such rows.
+    """
     check_model(model)
-    for name, value in (("x", x), ("y", y)):
-        if not isinstance(value, Tensor):
-            raise ValueError(
-                f"The {name} parameter must be a tensor, got {type(value).__name__} instead; torch.as_tensor makes one."
-            )
-    if len(x) == 0 or len(x) != len(y):
-        raise ValueError(
-            f"The x and y parameters must have the same number of rows, at least 1, got {len(x)} and {len(y)} instead."
-        )
     device = model.layer.weight.device
+    sizes = [len(v) if v.ndim else 0 for v in (dense_tensor("x", x), dense_tensor("y", y))]
+    if sizes[0] == 0 or sizes[0] != sizes[1]:
+        raise ValueError(
+            f"The x and y parameters must have the same number of rows, at least 1, got {sizes[0]} and {sizes[1]} instead."
+        )
     for name, value in (("x", x), ("y", y)):
         if value.device != device:
             raise ValueError(
                 f"The {name} parameter must be on the model's device, {device}, got {value.device} instead."
             )
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            count = int((~torch.isfinite(value)).sum())
-            raise ValueError(
-                f"The {name} parameter must be finite, got {count} NaN or infinite entries; drop or impute those rows first."
-            )
+        finite_tensor(name, value)
+    _check_types(model, x, y)
+    _check_targets(model, y, whole=whole)
+    if whole:
+        check_takes(model, x)
+
+
+def check_takes(model: Model, x: Tensor) -> None:
+    """Raises a ValueError unless the network takes a row such as the first one; the network stays as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.no_grad():
+            model.eval()(x[:1])
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _check_types(model: Model, x: Tensor, y: Tensor) -> None:
     dtype = model.layer.weight.dtype
     if x.dtype in (torch.float16, torch.bfloat16):
         raise ValueError(
@@ -112,6 +127,9 @@ def check_data(model: Model, x: Tensor, y: Tensor, *, whole: bool = True) -> Non
             raise ValueError(
                 f"The {name} parameter must have the model's type, {dtype}, got {value.dtype}; convert one of them."
             )
+
+
+def _check_targets(model: Model, y: Tensor, *, whole: bool) -> None:
     outputs = model.output.out_features
     if isinstance(model.likelihood, Categorical):
         if y.is_floating_point() or y.ndim != 1:

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from bochner.arguments import finite_tensor, is_dense, shown, whole_number
 from bochner.models import Model
 from bochner.predictive import Predictive, joined
-from bochner.training.checks import check_data
+from bochner.training.checks import check_data, check_model, check_takes
 
 LABELS = ("labels", "label", "targets", "target", "y")  # what labels are called in a batch that is a dictionary
 
@@ -42,12 +43,15 @@ def targets_of(batch: Any) -> Tensor:
     if targets is None:
         what = f"a dictionary of {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else "inputs alone"
         raise ValueError(f"A batch must hold targets: (x, y), or a dictionary with one of {LABELS}; got {what}.")
-    return torch.as_tensor(targets)
+    try:
+        return torch.as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"A batch must hold targets that are numbers, got {shown(targets)}.") from error
 
 
 def first_batch(loader: Any) -> Any:
     """A loader's first batch, after a look at whether it can be gone through again."""
-    if not isinstance(loader, Iterable) or iter(loader) is loader:
+    if not isinstance(loader, Iterable) or isinstance(loader, str | Mapping) or iter(loader) is loader:
         raise ValueError(
             "The loader parameter must be something that can be gone through more than once, such as a DataLoader or a list; "
             f"got a {type(loader).__name__}."
@@ -59,14 +63,14 @@ def first_batch(loader: Any) -> Any:
 
 def as_model_takes(value: Tensor, like: Tensor) -> Tensor:
     """On the device of ``like``, and numbers that are not whole in its floating-point type."""
-    return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
+    return value.detach().to(like.device, like.dtype if value.is_floating_point() else value.dtype)
 
 
 def one_input(batch: Any, number: int, like: Tensor) -> Tensor:
     """The inputs of a batch for a Model, which takes one tensor."""
     positional, named = split_batch(batch)[0]
     inputs = [*positional, *named.values()]
-    if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+    if len(inputs) != 1 or not is_dense(inputs[0]):
         raise ValueError(
             f"Batch {number} must hold one tensor of inputs, for a Model takes one; got {len(inputs)} values beside its targets."
         )
@@ -84,10 +88,13 @@ class Batches:
     """
 
     def __init__(self, model: Model, x: Any, y: Tensor | None, *, size: int) -> None:
-        self.model, self.x, self.y, self.size = model, x, y, size
+        self.model, self.x, self.y, self.size = model, x, y, whole_number("chunk or batch_size", size)
         self.is_loader = y is None
+        self.shapes: set[torch.Size] = set()  # of rows that the network is known to take
+        check_model(model)
         if y is not None:
             check_data(model, x, y)
+            self.x, self.y = x.detach(), y.detach()
         elif isinstance(x, Tensor):
             raise ValueError("The y parameter must be given beside a tensor x; or give a loader of (x, y) as x.")
         else:
@@ -120,6 +127,9 @@ class Batches:
         x, y = one_input(batch, number, like), as_model_takes(targets_of(batch), like)
         try:
             check_data(self.model, x, y, whole=False)
+            if x.shape[1:] not in self.shapes:
+                check_takes(self.model, x)
+                self.shapes.add(x.shape[1:])
         except ValueError as error:
             raise ValueError(f"Batch {number} of the loader: {error}") from error
         return x, y
@@ -172,12 +182,16 @@ def over_batches(predict: Callable[..., Answer]) -> Callable[..., Answer]:
     @functools.wraps(predict)
     def wrapper(self: Any, x: Any, *args: Any, **options: Any) -> Answer:
         if isinstance(x, Tensor):
-            return predict(self, as_model_takes(x, self.model.layer.weight), *args, **options)
-        if not isinstance(x, Iterable) or isinstance(x, tuple):
+            return predict(self, as_model_takes(finite_tensor("x", x), self.model.layer.weight), *args, **options)
+        if not isinstance(x, Iterable) or isinstance(x, tuple | str | Mapping) or hasattr(x, "__array__"):
             raise ValueError(f"The x parameter must be a tensor or a loader, got {type(x).__name__} instead.")
         like, parts = self.model.layer.weight, []
         for number, batch in enumerate(x):
-            parts.append(predict(self, one_input(batch, number, like), *args, **options))
+            try:
+                inputs = finite_tensor("x", one_input(batch, number, like))
+                parts.append(predict(self, inputs, *args, **options))
+            except ValueError as error:
+                raise ValueError(f"Batch {number} of the loader x: {error}") from error
         if not parts:
             raise ValueError("The x parameter must give at least one batch, got none.")
         return joined(parts)

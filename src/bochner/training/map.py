@@ -17,6 +17,7 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
+from bochner.arguments import described, is_dense, one_of, positive_number, seed_number, shown, whole_number
 from bochner.layers import StationaryLayer
 from bochner.models import Model
 from bochner.networks import seeded_dropout
@@ -69,6 +70,23 @@ class Recipe:
     schedule: Callable[[float], float] = constant
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     explosion: float = 1e6
+
+    def __post_init__(self) -> None:
+        whole_number("epochs", self.epochs)
+        whole_number("batch_size", self.batch_size)
+        self.rates(1)
+        if self.scale_lr is not None:
+            positive_number("scale_lr", self.scale_lr, bounded=False)
+        positive_number("explosion", self.explosion, bounded=False)
+        one_of("precision", self.precision, ("float32", "tf32", "bfloat16"))
+        for name, value in (("optimizer", self.optimizer), ("schedule", self.schedule)):
+            if not callable(value):
+                raise ValueError(f"The {name} parameter must be a function, got {shown(value)} instead.")
+
+    def rates(self, num: int) -> list[float]:
+        """The learning rates of ``num`` networks."""
+        several = isinstance(self.lr, Sequence) and not isinstance(self.lr, str)
+        return [positive_number("lr", rate, bounded=False) for rate in (self.lr if several else [self.lr] * num)]
 
     @classmethod
     def paper(cls, lr: float | Sequence[float], *, epochs: int = 100, batch_size: int = 50) -> "Recipe":
@@ -139,6 +157,8 @@ def fit_map(
         stop: Ends training at the next epoch once it is set, from another thread.
     """
     models, recipe = as_list(model), recipe or Recipe()
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"The recipe parameter must be a Recipe, got {shown(recipe)} instead.")
     device = models[0].layer.weight.device
     seeds = _seeds(seed, len(models)).to(device)
     rates = _rates(recipe, len(models))
@@ -146,7 +166,9 @@ def fit_map(
     source = _source(batches, rows, seeds, len(models))
     if isinstance(source, LoadedBatches):
         num_data = batches.count() if num_data is None or source.shared else num_data
-    elif num_data is None:
+    elif num_data is not None:
+        num_data = whole_number("num_data", num_data)
+    else:
         num_data = source.rows.shape[1]
     on_tensor_cores = tf32(recipe.precision != "float32" and device.type == "cuda")
     with on_tensor_cores, seeded_dropout([m.extractor for m in models], next(iter(batches))[0][:1]):
@@ -154,9 +176,9 @@ def fit_map(
         stack = Stack(models, recipe, rates.to(device), own_seeds, num_data)
         if after_epoch is not None and len(stack.networks.heads) > 1:
             raise ValueError("The after_epoch parameter needs networks that share their activation.")
-        shown = track(range(recipe.epochs), description="training", disable=not progress, transient=True)
+        epochs = track(range(recipe.epochs), description="training", disable=not progress, transient=True)
         try:
-            return Fit(*stack.train(source, after_epoch, _until(stop, shown)))
+            return Fit(*stack.train(source, after_epoch, _until(stop, epochs)))
         finally:  # an interrupted run keeps what it has learnt
             stack.networks.write_back(workers() if source.shared else 1)
 
@@ -168,10 +190,11 @@ def _until(stop: Event | None, epochs: Iterable[int]) -> Iterator[int]:
 
 def _seeds(seed: int | Sequence[int], num: int) -> Tensor:
     """One seed for each of ``num`` networks."""
-    seeds = torch.as_tensor([seed] * num if isinstance(seed, int) else list(seed))
+    several = isinstance(seed, Sequence) and not isinstance(seed, str)
+    seeds = [seed_number("seed", value) for value in (seed if several else [seed] * num)]
     if len(seeds) != num:
         raise ValueError(f"The seed parameter must be one number or {num}, got {len(seeds)} instead.")
-    return seeds
+    return torch.tensor(seeds)
 
 
 def _source(batches: Batches, rows: Tensor | None, seeds: Tensor, num: int) -> Minibatches | LoadedBatches:
@@ -183,22 +206,22 @@ def _source(batches: Batches, rows: Tensor | None, seeds: Tensor, num: int) -> M
     assert batches.y is not None
     if rows is None:
         rows = torch.arange(len(batches.x), device=batches.x.device).expand(num, -1)
+    if not is_dense(rows) or rows.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"The rows parameter must be a tensor of integers, got {described(rows)} instead.")
     if rows.ndim != 2 or len(rows) != num or rows.shape[1] == 0:
         raise ValueError(f"The rows parameter must have shape ({num}, n) with n ≥ 1, got {tuple(rows.shape)} instead.")
+    low, high = int(rows.min()), int(rows.max())
+    if low < 0 or high >= len(batches.x):
+        raise ValueError(f"The rows parameter must hold 0 to {len(batches.x) - 1}, got {low} to {high} instead.")
     return Minibatches(batches.x, batches.y, rows, batches.size, seeds)
 
 
 def _rates(recipe: Recipe, num: int) -> Tensor:
     """The learning rate of each of ``num`` networks, after a look at the recipe's numbers."""
-    rates = torch.as_tensor(
-        [recipe.lr] * num if isinstance(recipe.lr, int | float) else list(recipe.lr), dtype=torch.float64
-    )
-    if len(rates) != num or not bool((torch.isfinite(rates) & (rates > 0)).all()):
-        raise ValueError(f"The lr of the recipe must be positive, one number or {num}, got {recipe.lr} instead.")
-    for name, value in (("epochs", recipe.epochs), ("batch_size", recipe.batch_size)):
-        if value < 1:
-            raise ValueError(f"The {name} of the recipe must be at least 1, got {value} instead.")
-    return rates
+    rates = recipe.rates(num)
+    if len(rates) != num:
+        raise ValueError(f"The lr of the recipe must be one number or {num}, got {shown(recipe.lr)} instead.")
+    return torch.tensor(rates, dtype=torch.float64)
 
 
 def fit_stacks(
@@ -216,17 +239,18 @@ def fit_stacks(
 
     On a CPU every core trains a stack of its own on one thread, so that results do not depend on the number of cores.
     """
-    num = len(models)
+    num = len(models := as_list(models))
+    if not is_dense(rows) or len(rows) != num:
+        raise ValueError(f"The rows parameter must be a tensor of shape ({num}, n), got {described(rows)} instead.")
     parts = math.ceil(num / stack_size(models[0], recipe.batch_size))
     ends = [num * (i + 1) // parts for i in range(parts)]
     cuts = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
-    rates = [recipe.lr] * num if isinstance(recipe.lr, int | float) else list(recipe.lr)
-
+    rates, seeds = recipe.rates(num), _seeds(seed, num).tolist()
     stop = Event()
 
     def fit(cut: slice, show: bool) -> Fit:
         own = replace(recipe, lr=rates[cut])
-        chosen: Any = {"seed": seed[cut], "rows": rows[cut], "num_data": num_data, "progress": show, "stop": stop}
+        chosen: Any = {"seed": seeds[cut], "rows": rows[cut], "num_data": num_data, "progress": show, "stop": stop}
         return fit_map(models[cut], x, y, own, **chosen)
 
     if models[0].layer.weight.is_cuda:

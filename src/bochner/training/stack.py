@@ -6,11 +6,13 @@ computed once an epoch.
 
 import math
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bochner.arguments import shown
 from bochner.models import Model
 from bochner.training import fused
 from bochner.training.batches import LoadedBatches, Minibatches, distinct
@@ -92,7 +94,10 @@ class Stack:
 
     def _epoch(self, number: int, graphs: dict[int, Callable[[], None]]) -> int:
         """Runs over the batches; returns how many there were."""
-        self.optimizer.set_factor(self.recipe.schedule(number / self.recipe.epochs))
+        factor = self.recipe.schedule(number / self.recipe.epochs)
+        if not isinstance(factor, Real) or not math.isfinite(factor):
+            raise ValueError(f"The schedule of the recipe must give finite numbers, got {shown(factor)} instead.")
+        self.optimizer.set_factor(float(factor))
         for value in (self.total, self.bad):
             value.zero_()
         steps, loaded = 0, isinstance(self.source, LoadedBatches) and not self.source.shared
