@@ -267,6 +267,9 @@ def test_cholesky_climbs_the_jitter_ladder_and_gives_up_with_a_reason():
     with pytest.warns(UserWarning, match="not positive definite to rounding: 1e-12 of its mean diagonal was added"):
         factor = cholesky(singular)
     torch.testing.assert_close(factor @ factor.T, singular, rtol=0, atol=1e-5)
+    with pytest.warns(UserWarning, match="1e-12 of its mean diagonal was added"):
+        factors = cholesky(torch.stack([singular, 1e8 * singular]))  # jitter in proportion to each
+    torch.testing.assert_close(factors[1], 1e4 * factors[0], rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match=r"not positive definite even after jitter of 1e-6"):
         cholesky(-torch.eye(3))
 

@@ -326,6 +326,39 @@ def test_bad_arguments():
         Laplace(grouped, torch.zeros(4, 2, 2, 2), torch.arange(4) % 2)
 
 
+class Tokens(nn.Module):
+    """Rows as sequences of three numbers: a convolution, a recurrent layer, or a table of vectors."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        if isinstance(self.layer, nn.Embedding):
+            return self.layer(x.sign().long() + 1).mean(1)
+        if isinstance(self.layer, nn.Conv1d):
+            return self.layer(x[:, None]).mean(-1)
+        return self.layer(x[..., None])[0][:, -1]
+
+
+LEFT_OUT = [nn.Conv1d(1, 4, 2), nn.GRU(1, 4, batch_first=True), nn.LSTM(1, 4, batch_first=True), nn.Embedding(3, 4)]
+
+
+@pytest.mark.parametrize("layer", LEFT_OUT, ids=lambda layer: type(layer).__name__)
+def test_layers_whose_weights_are_left_out_are_named(layer):
+    """No posterior over weights that nobody asked about: a warning, until they are frozen or the last layer is meant alone."""
+    extractor = nn.Sequential(Tokens(copy.deepcopy(layer)), nn.LayerNorm(4)).double()
+    model = Model(StationaryLayer(4, 6, dtype=torch.float64), 1, Gaussian(), extractor=extractor)
+    x, y = data(10)
+    name = f"extractor.0.layer ({type(layer).__name__})"
+    with pytest.warns(UserWarning, match=f"the weights of {re.escape(name)} stay as they are"):
+        posterior = Laplace(model, x, y)
+    assert [tap.name for tap in posterior.layers] == ["layer", "output"]
+    Laplace(model, x, y, structure="last_layer")
+    extractor[0].requires_grad_(False)
+    torch.testing.assert_close(Laplace(model, x, y).predict(x).f_variance, posterior.predict(x).f_variance)
+
+
 # ------------------------------------------------------------------ the prior's precision
 
 

@@ -152,6 +152,23 @@ def test_swap_head_of_a_nested_network_and_of_a_bare_linear(generator):
     assert swap_head(nn.Linear(4, 2), width=8)(torch.zeros(1, 4)).shape == (1, 2)
 
 
+def test_swap_head_of_a_network_that_registers_another_layer_last(generator):
+    """The layer to replace goes by the order of registration: where that is another one, the first use says so."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(5, 3)
+            self.body = nn.Linear(4, 5)
+
+        def forward(self, x):
+            return self.fc(self.body(x))
+
+    with pytest.raises(ValueError, match=r"features of shape \(n, 4\), got torch.float32 of shape \(2, 3\).*head="):
+        swap_head(nn.Sequential(nn.Linear(4, 4), Net()), width=6, generator=generator)(torch.zeros(2, 4))
+    assert swap_head(Net(), width=6, head="fc", generator=generator)(torch.zeros(2, 4)).shape == (2, 3)
+
+
 def test_paper_network_has_the_papers_shape():
     widths = [m.out_features for m in mlp(12) if isinstance(m, nn.Linear)]
     assert widths == [1000, 1000, 500, 25]

@@ -28,7 +28,8 @@ def test_gaussian_log_prob_entropy_and_information(batch):
     np.testing.assert_allclose(predictive.entropy.numpy(), expected.entropy().sum(-1))
     information = scipy.stats.norm(0, total).entropy() - scipy.stats.norm(0, 0.5).entropy()
     np.testing.assert_allclose(predictive.mutual_information.numpy(), information.sum(-1))
-    torch.testing.assert_close(predictive.ood_score, predictive.f_variance.sum(-1))
+    of_f = predictive.f_variance.numpy().sum(-1)
+    np.testing.assert_allclose(predictive.ood_score.numpy(), of_f / (of_f + 2 * 0.25))
     low, high = predictive.interval(0.9)
     np.testing.assert_allclose(low.numpy(), expected.ppf(0.05))
     np.testing.assert_allclose(high.numpy(), expected.ppf(0.95))
@@ -75,7 +76,30 @@ def test_categorical_moments(generator):
     y = torch.tensor([0, 1, 2, 3, 0])
     np.testing.assert_allclose(predictive.log_prob(y).numpy(), np.log(p.mean(0)[np.arange(5), y.numpy()]))
     np.testing.assert_allclose(predictive.confidence.numpy(), p.mean(0).max(-1))
-    torch.testing.assert_close(predictive.ood_score, predictive.entropy)
+    np.testing.assert_allclose(predictive.ood_score.numpy(), predictive.entropy.numpy() / np.log(4))
+
+
+def test_scores_are_between_0_and_1_and_reach_both_ends():
+    def score(variance):
+        variance = torch.tensor([[variance]], dtype=torch.float64)
+        return GaussianPredictive(torch.zeros(1, 1).double(), variance, torch.tensor(0.3).double()).ood_score.item()
+
+    assert score(0.0) == 0
+    assert score(0.09) == pytest.approx(0.5)
+    assert score(1e18) == 1
+    even = CategoricalPredictive.from_logits([torch.zeros(1, 7)])
+    sure = CategoricalPredictive.from_logits([torch.tensor([[0.0, 1e4]])])
+    assert even.ood_score.item() == pytest.approx(1, rel=1e-12)
+    assert even.ood_score.item() <= 1
+    assert sure.ood_score.item() == 0
+
+
+def test_batches_of_predictions_are_joined_with_their_scores():
+    whole, _ = gaussian()
+    whole = replace(whole, novelty=torch.linspace(0, 1, 6))
+    parts = [replace(whole, mean=whole.mean[i], f_variance=whole.f_variance[i], novelty=whole.novelty[i]) for i in (slice(4), slice(4, 6))]
+    torch.testing.assert_close(joined(parts).ood_score, whole.ood_score)
+    torch.testing.assert_close(joined(parts).mean, whole.mean)
 
 
 def test_predictive_bad_arguments():

@@ -85,7 +85,7 @@ class Model(nn.Module):
         if not isinstance(z, Tensor) or z.ndim != 2 or z.shape[1] != self.layer.in_features:
             raise ValueError(
                 f"The extractor must turn the x parameter, {described(x)}, into features of shape (n, "
-                f"{self.layer.in_features}), got {described(z)} instead."
+                f"{self.layer.in_features}), got {described(z)} instead. After swap_head, name the last layer: head=..."
             )
         return self.layer(z)
 
@@ -152,7 +152,8 @@ def swap_head(
         width: Number of outputs of the model layer.
         likelihood: Defaults to Gaussian for one output and Categorical for more.
         amplitude: Prior standard deviation of each output.
-        head: Dotted name of the linear layer to replace; by default the last ``nn.Linear`` that the network registers.
+        head: Dotted name of the linear layer to replace; by default the last ``nn.Linear`` that the network
+            registers. Where that is not the last one to be used, the first use raises an error.
         generator: Source of randomness.
         **layer_options: Passed on to ``StationaryLayer``.
     """

@@ -31,13 +31,13 @@ STRIP = 128  # columns of a product of which only the lower half is needed
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factor in float64, with jitter only where it is needed, and then with a warning.
+    """Lower Cholesky factors in float64 of matrices (..., K, K), with jitter only where it is needed, and then with a warning.
 
-    The ladder adds 1e-12, 1e-10, … 1e-6 of the mean diagonal until the factorisation succeeds. Duplicated features need
+    Jitter of 1e-12, 1e-10, … 1e-6 of the mean diagonal is tried until the factorisation succeeds. Duplicated features need
     none, since the prior is in the matrix already.
     """
     matrix = matrix.double()
-    scale = matrix.diagonal(dim1=-2, dim2=-1).mean()
+    scale = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
     for jitter in (0.0, 1e-12, 1e-10, 1e-8, 1e-6):
         damped = matrix if jitter == 0 else matrix + jitter * scale * torch.eye(matrix.shape[-1]).to(matrix)
         factor, info = torch.linalg.cholesky_ex(damped)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bochner.arguments import generator_device
+from bochner.posteriors.closed_form import cholesky
 from bochner.posteriors.taps import Tap
 
 
@@ -204,7 +205,7 @@ class Full(Curvature):
 
     def with_prior(self, state: list[Any], multipliers: Sequence[float]) -> list[Any]:  # noqa: ARG002
         """A new factor."""
-        return [torch.linalg.cholesky(self.ggn + torch.diag(self._prior(multipliers)))]
+        return [cholesky(self.ggn + torch.diag(self._prior(multipliers)))]
 
     def log_volume(self, state: list[Any], multipliers: Sequence[float]) -> Tensor:
         """Σ log of the factor's diagonal, less half that of the prior."""
