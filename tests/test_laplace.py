@@ -1,7 +1,9 @@
 """Laplace posteriors: against dense matrices, against curvlinops, against the closed form, and stacked against single."""
 
+import copy
 import dataclasses
 import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import curvlinops

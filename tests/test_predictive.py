@@ -1,6 +1,7 @@
 """Predictive distributions and metrics against formulas written out here."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from bochner import metrics
-from bochner.predictive import CategoricalPredictive, GaussianPredictive
+from bochner.predictive import CategoricalPredictive, GaussianPredictive, joined
 
 
 def gaussian(batch=()):
@@ -97,7 +98,10 @@ def test_scores_are_between_0_and_1_and_reach_both_ends():
 def test_batches_of_predictions_are_joined_with_their_scores():
     whole, _ = gaussian()
     whole = replace(whole, novelty=torch.linspace(0, 1, 6))
-    parts = [replace(whole, mean=whole.mean[i], f_variance=whole.f_variance[i], novelty=whole.novelty[i]) for i in (slice(4), slice(4, 6))]
+    parts = [
+        replace(whole, mean=whole.mean[i], f_variance=whole.f_variance[i], novelty=whole.novelty[i])
+        for i in (slice(4), slice(4, 6))
+    ]
     torch.testing.assert_close(joined(parts).ood_score, whole.ood_score)
     torch.testing.assert_close(joined(parts).mean, whole.mean)
 
