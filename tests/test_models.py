@@ -158,14 +158,14 @@ def test_swap_head_of_a_network_that_registers_another_layer_last(generator):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.fc = nn.Linear(5, 3)
-            self.body = nn.Linear(4, 5)
+            self.body, self.fc = nn.Linear(4, 5), nn.Linear(5, 3)
+            self.auxiliary = nn.Linear(5, 2)
 
         def forward(self, x):
             return self.fc(self.body(x))
 
-    with pytest.raises(ValueError, match=r"features of shape \(n, 4\), got torch.float32 of shape \(2, 3\).*head="):
-        swap_head(nn.Sequential(nn.Linear(4, 4), Net()), width=6, generator=generator)(torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"features of shape \(n, 5\), got torch.float32 of shape \(2, 3\).*head="):
+        swap_head(Net(), width=6, generator=generator)(torch.zeros(2, 4))
     assert swap_head(Net(), width=6, head="fc", generator=generator)(torch.zeros(2, 4)).shape == (2, 3)
 
 

@@ -85,7 +85,8 @@ class Model(nn.Module):
         if not isinstance(z, Tensor) or z.ndim != 2 or z.shape[1] != self.layer.in_features:
             raise ValueError(
                 f"The extractor must turn the x parameter, {described(x)}, into features of shape (n, "
-                f"{self.layer.in_features}), got {described(z)} instead. If swap_head made this network, name its last layer: head=..."
+                f"{self.layer.in_features}), got {described(z)} instead. "
+                "If swap_head made this network, name its last layer: head=..."
             )
         return self.layer(z)
 
