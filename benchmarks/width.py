@@ -47,7 +47,7 @@ def boston_first_fold():
 def main() -> None:
     x, y, x_test, y_test = boston_first_fold()
     dim = x.shape[1]
-    gp = GaussianProcess(Matern(1.5), x, y, lengthscale=torch.full((dim,), 3.0), noise=0.3, steps=200)
+    gp = GaussianProcess(Matern(1.5), x, y, lengthscale=torch.full((dim,), 3.0), noise=0.3).tune(steps=200)
     hyper = {n: v.double() for n, v in gp.hyperparameters.items()}
 
     def show(name: str, prediction, **extra) -> None:

@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from bochner import ClosedFormClassifier, swap_head
+from bochner.posteriors.closed_form_classifier import Solver
 
 torch.manual_seed(0)
 digits = load_digits()
@@ -47,7 +48,7 @@ def stationary(amplitude: float) -> ClosedFormClassifier:
     layer = {"kernel": "matern32", "activation": "paired", "lengthscale": lengthscale}
     model = swap_head(network, width=100, amplitude=amplitude, generator=generator, **layer)
     # full_limit=0 leaves out what the classes' weights have to do with each other, which takes most of the time.
-    return ClosedFormClassifier(model, images[train], labels[train], full_limit=0, generator=generator)
+    return ClosedFormClassifier(model, images[train], labels[train], solver=Solver(full_limit=0), generator=generator)
 
 
 def held_out(amplitude: float) -> float:

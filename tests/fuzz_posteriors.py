@@ -44,12 +44,14 @@ from bochner import (
     width_error,
 )
 from bochner.layers import OutputLayer
+from bochner.posteriors.closed_form_classifier import Solver
 from bochner.posteriors.gp import GaussianProcess, GaussianProcessClassifier
 from bochner.posteriors.samples import Sampling
 from bochner.posteriors.slices import slice_sample
+from bochner.posteriors.swag import Snapshots
 from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from bochner.priors.spectra import Matern
-from bochner.training import fit_stacks
+from bochner.training import StackRows, fit_stacks
 from problems import classification, data, regression
 
 ROWS, COLUMNS, CLASSES, WIDTH = 12, 3, 3, 6  # of the problems
@@ -280,10 +282,10 @@ def fitted(name: str) -> Any:
             "ClosedFormClassifier": lambda: ClosedFormClassifier(classifier(), x, c),
             "Laplace": lambda: Laplace(regressor(), x, y),
             "Laplace classes": lambda: Laplace(classifier(), x, c),
-            "Swag": lambda: Swag(regressor(), x, y, lr=1e-3, epochs=3, rank=2),
-            "Swag classes": lambda: Swag(classifier(), x, c, lr=1e-3, epochs=3, rank=2),
+            "Swag": lambda: Swag(regressor(), x, y, Snapshots(1e-3, 3, 2)),
+            "Swag classes": lambda: Swag(classifier(), x, c, Snapshots(1e-3, 3, 2)),
             "GaussianProcess": lambda: GaussianProcess(Matern(1.5), x, y),
-            "GaussianProcessClassifier": lambda: GaussianProcessClassifier(Matern(1.5), x, c, steps=1, samples=5),
+            "GaussianProcessClassifier": lambda: GaussianProcessClassifier(Matern(1.5), x, c, steps=1),
             "Sampled": lambda: Sampled(regressor(), drawn, divergences=0, leapfrog_steps=0),
         }
         FITTED[name] = makers[name]()
@@ -335,7 +337,25 @@ def _run_fit(**arguments: Any) -> None:
 def _run_stacks(**arguments: Any) -> None:
     model = arguments.pop("model")
     models = [regressor() for _ in range(2)] if isinstance(model, Model) else model
-    trained(fit_stacks(models, recipe=Recipe(**RECIPE), **arguments), *models)
+    seed = arguments.pop("seed")
+    trained(fit_stacks(models, StackRows(**arguments), Recipe(**RECIPE), seed=seed), *models)
+
+
+def _run_swag(model: Any, x: Any, y: Any, **settings: Any) -> None:
+    answers(Swag(model, x, y, Snapshots(**settings)))
+
+
+def _run_classifier(model: Any, x: Any, y: Any, samples: Any, generator: Any, **settings: Any) -> None:
+    answers(ClosedFormClassifier(model, x, y, samples=samples, solver=Solver(**settings), generator=generator), CLASSES)
+
+
+def _run_process(steps: Any, lr: Any, **arguments: Any) -> None:
+    answers(GaussianProcess(**arguments).tune(steps=steps, lr=lr))
+
+
+def _run_class_process(samples: Any, **arguments: Any) -> None:
+    arguments = {name: value for name, value in arguments.items() if name not in ("amplitude", "lr")}
+    answers(GaussianProcessClassifier(**arguments), None, samples=samples)
 
 
 def _run_tune(**arguments: Any) -> None:
@@ -462,7 +482,11 @@ def _fits() -> list[Call]:
         Call(n, lambda make=m, **a: answers(make(**a), CLASSES), class_arguments(), DATA, lists)
         for n, m in makers.items()
     ]
-    makers = {"ClosedForm": ClosedForm, "Laplace": Laplace, "Swag": lambda **a: Swag(lr=1e-3, epochs=2, rank=2, **a)}
+    makers = {
+        "ClosedForm": ClosedForm,
+        "Laplace": Laplace,
+        "Swag": lambda **a: Swag(snapshots=Snapshots(1e-3, 2, 2), **a),
+    }
     for name, make in makers.items():
 
         def run(make=make, **a):
@@ -538,24 +562,24 @@ def _fits() -> list[Call]:
     calls.append(
         Call(
             "Swag",
-            lambda **a: answers(Swag(**a)),
+            _run_swag,
             regression_arguments(**good),
             odd,
             lists | {"epochs": "epochs|rank", "lr": "lr|learning rate"},
         )
     )
-    good = {"steps": 2, "lr": 0.05, "prior_std": 1.0, "chunk": 100}
-    odd = DATA | {"steps": STEPS, "lr": POSITIVE, "prior_std": POSITIVE, "chunk": WHOLE}
+    good = {"steps": 2, "prior_std": 1.0}
+    odd = DATA | {"steps": STEPS, "prior_std": POSITIVE}
     calls.append(Call("tune_marginal", _run_tune, regression_arguments(**good), odd, lists))
-    odd = {"structure": NAMES, "prior": NAMES, "damping": NAMES, "chunk": WHOLE}
-    good = {"structure": "kfac", "prior": "trained", "damping": "exact", "chunk": 100}
+    odd = {"structure": NAMES, "prior": NAMES, "chunk": WHOLE}
+    good = {"structure": "kfac", "prior": "trained", "chunk": 100}
     calls.append(Call("Laplace", lambda **a: answers(Laplace(**a)), regression_arguments(**good), odd))
     odd = {"samples": WHOLE, "steps": STEPS, "full_limit": WHOLE, "chunk": WHOLE, "generator": GENERATORS}
     good = {"samples": 4, "steps": 10, "full_limit": 100, "chunk": 100, "generator": torch.Generator()}
     calls.append(
         Call(
             "ClosedFormClassifier",
-            lambda **a: answers(ClosedFormClassifier(**a), CLASSES),
+            _run_classifier,
             class_arguments(**good),
             odd,
         )
@@ -604,7 +628,7 @@ def _fits() -> list[Call]:
     calls.append(
         Call(
             "GaussianProcess",
-            lambda **a: answers(GaussianProcess(**a)),
+            _run_process,
             lambda: good | {"y": targets(), "noise": 0.5},
             odd | {"noise": POSITIVE},
         )
@@ -613,9 +637,9 @@ def _fits() -> list[Call]:
     calls.append(
         Call(
             "GaussianProcessClassifier",
-            lambda **a: answers(GaussianProcessClassifier(**a), None),
+            _run_class_process,
             lambda: good | {"y": labels(), "samples": 3, "seed": 0},
-            odd | more,
+            {name: odd[name] for name in ("kernel", "x", "y", "lengthscale", "steps")} | more,
         )
     )
     odd = {"x": odd_tensors, "y": odd_tensors, "thin": WHOLE, "model": MODELS}

@@ -11,7 +11,7 @@ import torch
 from bochner import Gaussian, Model, StationaryLayer
 from bochner.posteriors import closed_form, closed_form_classifier
 from bochner.posteriors.closed_form import ClosedForm, cholesky, dual_log_marginal, tune_marginal
-from bochner.posteriors.closed_form_classifier import ClosedFormClassifier, average_classes
+from bochner.posteriors.closed_form_classifier import ClosedFormClassifier, Solver, average_classes
 from problems import classification, data, regression
 
 
@@ -91,7 +91,8 @@ def test_streamed_evidence_gradient_is_that_of_the_dense_evidence():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.optim.Adam, "step", spy)
-        history = tune_marginal(model, x, y, steps=1, chunk=6)
+        patch.setattr(closed_form, "CHUNK", 6)
+        history = tune_marginal(model, x, y, steps=1)
     assert history[0] == pytest.approx(evidence(*start).item(), rel=1e-9)
     torch.testing.assert_close([-g for g in captured], list(expected), rtol=1e-7, atol=1e-9)
 
@@ -137,7 +138,7 @@ def test_tuning_under_a_prior_reaches_the_mode_of_the_posterior(fewer, monkeypat
             y[:, 0].numpy()
         )
 
-    history = tune_marginal(model, x, y, steps=400, lr=0.05, prior_std=0.5)
+    history = tune_marginal(model, x, y, steps=400, prior_std=0.5)
     assert not model.output.log_amplitude.requires_grad  # held again
     scales = [*layer.lengthscale.detach().flatten().tolist(), model.likelihood.noise.item(), model.amplitude.item()]
     found = np.log(scales)
@@ -181,7 +182,7 @@ def test_features_that_are_too_many_to_keep_are_computed_again(monkeypatch):
     model, (x, y) = classification(), data(classes=3)
     kept = ClosedFormClassifier(model, x, y, generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(closed_form_classifier, "KEPT", 0)
-    streamed = ClosedFormClassifier(model, x, y, chunk=7, generator=torch.Generator().manual_seed(0))
+    streamed = ClosedFormClassifier(model, x, y, solver=Solver(chunk=7), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(kept.mean, streamed.mean, rtol=1e-6, atol=1e-8)
     with pytest.raises(ValueError, match=r"mean parameter must have a column for each of 4 classes, got \(12, 3\)"):
         ClosedFormClassifier.from_moments(model, kept.mean, kept.factor, classes=4, samples=5, seed=0)
@@ -278,7 +279,7 @@ def test_cholesky_climbs_the_jitter_ladder_and_gives_up_with_a_reason():
 def test_classifier_mode_and_precision_are_those_of_the_log_joint(full_limit):
     model = classification(amplitude=1.5)
     x, y = data(40, classes=3)
-    posterior = ClosedFormClassifier(model, x, y, full_limit=full_limit, chunk=11)
+    posterior = ClosedFormClassifier(model, x, y, solver=Solver(full_limit=full_limit, chunk=11))
     phi = model.features(x).detach()
 
     def loss(w):

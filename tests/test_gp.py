@@ -50,7 +50,7 @@ def test_regression_is_that_of_scikit_learn(ours, theirs, ard):
 def test_every_kernel_of_the_package_fits_and_its_evidence_rises(name):
     x, y = data(25)
     start = GaussianProcess(KERNELS[name], x, y).log_marginal_likelihood
-    gp = GaussianProcess(KERNELS[name], x, y, steps=30)
+    gp = GaussianProcess(KERNELS[name], x, y).tune(steps=30)
     assert gp.log_marginal_likelihood > start
     prediction = gp.predict(x)
     assert torch.isfinite(prediction.log_prob(y)).all()

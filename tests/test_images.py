@@ -27,7 +27,7 @@ from bochner.experiments.published_laplace import PublishedLaplace
 from bochner.experiments.rows import read_rows, write_rows
 from bochner.experiments.zoo import Shape, assemble
 from bochner.networks import digit_net, googlenet
-from bochner.posteriors.swag import DivergedError, Swag
+from bochner.posteriors.swag import DivergedError, Snapshots, Swag
 from bochner.predictive import CategoricalPredictive
 from bochner.reports import images as reports
 from bochner.reports.blocks import markdown_table
@@ -528,7 +528,7 @@ def test_published_swag_draws_have_twice_the_covariance_inside_and_its_diagonal_
     x, y = torch.randn(80, 3, generator=generator), torch.randint(2, (80,), generator=generator)
     shape = {"protocol": "paper", "width": 4, "lengthscale": 1.0}
     model = assemble("relu", nn.Sequential(), 3, Shape(classes=2, **shape), 0)
-    swag = Swag(model, x, y, lr=0.05, epochs=6, rank=4, batch_size=16)
+    swag = Swag(model, x, y, Snapshots(lr=0.05, epochs=6, rank=4, batch_size=16))
     name = "output.weight"
     diagonal = swag.scatter[name][0] / swag.count
     low = torch.stack(swag.deviations[name])[:, 0].square().sum(0) / 3

@@ -21,6 +21,7 @@ from bochner import (
     swap_head,
 )
 from bochner.networks import SeededDropout
+from bochner.posteriors.swag import Snapshots
 from bochner.training.map import sgd
 from problems import classification, data, regression
 
@@ -100,8 +101,8 @@ def test_swag_of_a_loader_is_that_of_tensors_in_their_order():
         return Model(layer, 2, Categorical(), extractor=extractor, generator=torch.Generator().manual_seed(2))
 
     labels = (x[:, 0] > 0).long()
-    options = {"lr": 1e-2, "epochs": 4, "rank": 2, "batch_size": 30}
-    expected, found = Swag(make(), x, labels, **options), Swag(make(), loader(x, labels, 30), **options)
+    options = Snapshots(lr=1e-2, epochs=4, rank=2, batch_size=30)
+    expected, found = Swag(make(), x, labels, options), Swag(make(), loader(x, labels, 30), snapshots=options)
     for name, mean in expected.mean.items():
         torch.testing.assert_close(found.mean[name], mean, rtol=1e-9, atol=1e-11)
     predictions = [s.predict(x, 5, generator=torch.Generator().manual_seed(0)).probabilities for s in (expected, found)]
@@ -247,7 +248,7 @@ def test_batch_norm_and_a_last_batch_of_one_row():
     labels = (x[:, 0] > 0).long()
     extractor = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
     model = Model(StationaryLayer(4, 6, dtype=torch.float64), 2, Categorical(), extractor=extractor)
-    swag = Swag(model, x, labels, lr=1e-3, epochs=3, rank=2, batch_size=16)
+    swag = Swag(model, x, labels, Snapshots(lr=1e-3, epochs=3, rank=2, batch_size=16))
     prediction = swag.predict(loader(x, labels, 10), 4)
     torch.testing.assert_close(prediction.probabilities, swag.predict(x, 4).probabilities, rtol=1e-9, atol=1e-11)
 

@@ -10,7 +10,7 @@ from torch import nn
 from bochner import Categorical, Gaussian, Model, StationaryLayer, tune_marginal
 from bochner.networks import SeededDropout
 from bochner.predictive import GaussianPredictive
-from bochner.training import Recipe, batches, fit_map, fit_stacks, stack
+from bochner.training import Recipe, StackRows, batches, fit_map, fit_stacks, stack
 from fuzz_posteriors import calls, fitted, outcome, pair, rows, single_cases
 from problems import data, regression
 
@@ -104,9 +104,9 @@ def test_stacks_leave_the_number_of_threads_as_it_was(bad):
         rows = torch.arange(20).expand(2, -1)
         if bad:
             with pytest.raises(ValueError, match="schedule of the recipe must give finite numbers, got nan"):
-                fit_stacks(models, x, y, recipe, seed=[0, 1], rows=rows)
+                fit_stacks(models, StackRows(x, y, rows), recipe, seed=[0, 1])
         else:
-            fit_stacks(models, x, y, recipe, seed=[0, 1], rows=rows)
+            fit_stacks(models, StackRows(x, y, rows), recipe, seed=[0, 1])
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)

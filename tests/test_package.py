@@ -54,6 +54,7 @@ def test_public_names_are_these():
         "ClosedForm",
         "ClosedFormClassifier",
         "Laplace",
+        "Snapshots",
         "Swag",
         "Predictive",
         "StationaryHead",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bochner import Categorical, Model, StationaryLayer
-from bochner.posteriors.swag import Swag, tune_learning_rate
+from bochner.posteriors.swag import Snapshots, Swag, tune_learning_rate
 from bochner.training.map import Recipe, fit_map
 from problems import classification, data, regression
 
@@ -16,7 +16,7 @@ def test_samples_have_half_the_diagonal_plus_half_the_low_rank_covariance(genera
     """20,000 draws against ½ diag + ½ DD'/(M−1), every entry within five of its standard errors."""
     model = regression(width=4)
     x, y = data(30)
-    swag = Swag(model, x, y, lr=1e-3, epochs=8, rank=5, batch_size=10)
+    swag = Swag(model, x, y, Snapshots(lr=1e-3, epochs=8, rank=5, batch_size=10))
     drawn = swag.sample_weights(20_000, generator=generator)
     draws = torch.cat([drawn[n][:, 0].flatten(1) for n in drawn], -1)
     mean = torch.cat([swag.mean[n][0].flatten() for n in drawn])
@@ -41,7 +41,7 @@ def test_moments_are_those_of_the_snapshots():
     fit_map(reference, x, y, sgd, after_epoch=lambda ps: snapshots.append({n: p.clone() for n, p in ps.items()}))
     model = regression(width=4)
     lengthscale = model.layer.lengthscale.item()
-    swag = Swag(model, x, y, lr=1e-3, epochs=6, rank=3, batch_size=10)
+    swag = Swag(model, x, y, Snapshots(lr=1e-3, epochs=6, rank=3, batch_size=10))
     for name, mean in swag.mean.items():
         stack = torch.stack([s[name] for s in snapshots])
         torch.testing.assert_close(mean, stack.mean(0))
@@ -68,8 +68,8 @@ def test_float32_variances_do_not_cancel():
 def test_divergence_is_an_error_for_one_and_marked_in_a_stack():
     x, y = data(30)
     with pytest.raises(ValueError, match=r"SGD diverged at the learning rate 1e\+150 while collecting; lower it"):
-        Swag(regression(), x, y, lr=1e150, epochs=6, rank=3)
-    swag = Swag([regression(0), regression(1)], x, y, lr=[1e150, 1e-3], epochs=6, rank=3)
+        Swag(regression(), x, y, Snapshots(lr=1e150, epochs=6, rank=3))
+    swag = Swag([regression(0), regression(1)], x, y, Snapshots(lr=[1e150, 1e-3], epochs=6, rank=3))
     prediction = swag.predict(x[:2], 4)
     assert torch.isnan(prediction.mean[0]).all()
     assert torch.isfinite(prediction.mean[1]).all()
@@ -89,7 +89,7 @@ def norm_model(seed=0):
 
 def test_scoring_another_data_set_does_not_change_predictions():
     x, y = data(40, classes=3)
-    swag = Swag(norm_model(), x, y, lr=1e-2, epochs=4, rank=3, batch_size=8)
+    swag = Swag(norm_model(), x, y, Snapshots(lr=1e-2, epochs=4, rank=3, batch_size=8))
     seeds = [torch.Generator().manual_seed(1) for _ in range(3)]
     before = swag.predict(x[:5], 6, generator=seeds[0]).probabilities
     swag.predict(100 + 50 * x, 6, generator=seeds[1])
@@ -99,7 +99,7 @@ def test_scoring_another_data_set_does_not_change_predictions():
 
 def test_batch_norm_statistics_are_averages_over_the_training_data():
     x, y = data(40, classes=3)
-    swag = Swag(norm_model(), 3 + 2 * x, y, lr=1e-2, epochs=4, rank=3, batch_size=8)
+    swag = Swag(norm_model(), 3 + 2 * x, y, Snapshots(lr=1e-2, epochs=4, rank=3, batch_size=8))
     statistics = swag._batch_norm(swag.sample_weights(2, generator=torch.Generator().manual_seed(0)))
     batches = (3 + 2 * x).split(8)
     expected = torch.stack([b.mean(0) for b in batches]).mean(0)
@@ -111,8 +111,8 @@ def test_batch_norm_statistics_are_averages_over_the_training_data():
 def test_a_stack_equals_single_fits():
     x, y = data(30, classes=3)
     make = lambda s: classification(s, width=6)  # noqa: E731
-    stack = Swag([make(0), make(1)], x, y, lr=[1e-2, 1e-3], epochs=4, rank=3, batch_size=10, seed=[3, 4])
-    alone = Swag(make(1), x, y, lr=1e-3, epochs=4, rank=3, batch_size=10, seed=4)
+    stack = Swag([make(0), make(1)], x, y, Snapshots(lr=[1e-2, 1e-3], epochs=4, rank=3, batch_size=10, seed=[3, 4]))
+    alone = Swag(make(1), x, y, Snapshots(lr=1e-3, epochs=4, rank=3, batch_size=10, seed=4))
     for name in alone.mean:
         torch.testing.assert_close(stack.mean[name][1], alone.mean[name][0], rtol=1e-9, atol=1e-12)
     assert stack.predict(x[:4], 5).probabilities.shape == (2, 4, 3)
@@ -134,6 +134,6 @@ def test_bayesian_optimisation_finds_the_minimum_and_survives_divergence():
 
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"rank parameter must lie between 2 and epochs \(4\), got 5 instead"):
-        Swag(regression(), *data(), lr=1e-3, epochs=4, rank=5)
+        Swag(regression(), *data(), Snapshots(lr=1e-3, epochs=4, rank=5))
     with pytest.raises(ValueError, match="bounds must be positive and increasing"):
         tune_learning_rate(lambda r: r, bounds=(1.0, 0.1))

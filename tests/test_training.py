@@ -14,7 +14,7 @@ from bochner import Categorical, Gaussian, Model, StationaryLayer
 from bochner.networks import SeededDropout, mlp
 from bochner.posteriors.closed_form import ClosedForm
 from bochner.training import map as training
-from bochner.training.map import Recipe, fit_map, fit_stacks, sgd, square_root_decay
+from bochner.training.map import Recipe, StackRows, fit_map, fit_stacks, sgd, square_root_decay
 from bochner.training.randomness import counter_permutation, counter_uniform
 from problems import classification, data, regression
 
@@ -111,7 +111,7 @@ def test_stacks_of_any_number_equal_one_stack(monkeypatch):
     recipe = Recipe(2, 10, sgd, [1e-3, 1e-3, 1e-2, 1e-2, 1e-3])
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     fits = [
-        fit_stacks(many, x, y, dataclasses.replace(recipe, precision="tf32"), seed=range(5), rows=rows),
+        fit_stacks(many, StackRows(x, y, rows), dataclasses.replace(recipe, precision="tf32"), seed=range(5)),
         fit_map(one, x, y, recipe, seed=range(5)),
     ]
     torch.testing.assert_close(fits[0].loss, fits[1].loss)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bochner.posteriors.closed_form import ClosedForm, tune_marginal
     from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
     from bochner.posteriors.laplace import Laplace
-    from bochner.posteriors.swag import Swag
+    from bochner.posteriors.swag import Snapshots, Swag
     from bochner.predictive import Predictive
     from bochner.priors import activations
     from bochner.priors.activations import Activation
@@ -36,7 +36,7 @@ _MODULES = {  # where the public names are: torch takes seconds to load, so each
     "bochner.posteriors.closed_form": ("ClosedForm", "tune_marginal"),
     "bochner.posteriors.closed_form_classifier": ("ClosedFormClassifier",),
     "bochner.posteriors.laplace": ("Laplace",),
-    "bochner.posteriors.swag": ("Swag",),
+    "bochner.posteriors.swag": ("Snapshots", "Swag"),
     "bochner.predictive": ("Predictive",),
     "bochner.attach": ("StationaryHead",),
     "bochner.estimators": ("StationaryRegressor", "StationaryClassifier"),
@@ -95,6 +95,7 @@ __all__ = [
     "ClosedForm",
     "ClosedFormClassifier",
     "Laplace",
+    "Snapshots",
     "Swag",
     "Predictive",
     # a network that is trained already, and tables

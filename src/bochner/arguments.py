@@ -1,17 +1,14 @@
-"""Checks of arguments that many functions share: counts, numbers, names, seeds, generators and tensors.
+"""Checks of arguments that many functions share: counts, numbers, seeds, generators and tensors.
 
 Each returns the value, or raises a ValueError with the argument's name, what was expected and what came.
 """
 
 import operator
-from collections.abc import Iterable
 from numbers import Real
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-
-from bochner.errors import unknown_name
 
 LARGEST_COUNT = 2**31 - 1  # of rows, units or steps: larger ones are mistakes
 LARGEST_NUMBER = 1e18  # of scales and rates, and one over the smallest: squares of them still fit into float32
@@ -67,14 +64,6 @@ def probability(name: str, value: Any, *, zero: bool = False) -> float:
         limits = "in [0, 1)" if zero else "between 0 and 1"
         raise ValueError(f"The {name} parameter must lie {limits}, got {shown(value)} instead.")
     return number
-
-
-def one_of(name: str, value: Any, names: Iterable[str]) -> str:
-    """One of several names."""
-    names = list(names)
-    if not isinstance(value, str) or value not in names:
-        raise ValueError(unknown_name(name, value, names))
-    return value
 
 
 def seed_number(name: str, value: Any) -> int:

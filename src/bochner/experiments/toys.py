@@ -209,11 +209,9 @@ def banana_processes(config: Config) -> list[Row]:
     rows = []
     for name, kernel in PROCESSES.items():
         start = time.perf_counter()
-        process = GaussianProcessClassifier(
-            kernel, x, y, steps=config.gp_steps, samples=2 * config.draws, seed=config.seed
-        )
+        process = GaussianProcessClassifier(kernel, x, y, steps=config.gp_steps, seed=config.seed)
         row = {"model": name, "method": "gp", "run_seconds": round(time.perf_counter() - start, 1)}
-        rows.append(row | _prediction(process.predict, x, y, config))
+        rows.append(row | _prediction(partial(process.predict, samples=2 * config.draws), x, y, config))
     return rows
 
 
@@ -265,7 +263,7 @@ def toy_processes(config: Config) -> list[Row]:
     rows = []
     for prior, (kernel, *_) in NINE.items():
         start = time.perf_counter()
-        process = GaussianProcess(_pair(kernel), x, y, noise=0.1, steps=config.gp_steps)
+        process = GaussianProcess(_pair(kernel), x, y, noise=0.1).tune(steps=config.gp_steps)
         row = {"prior": prior, "method": "gp", "run_seconds": round(time.perf_counter() - start, 1)}
         row |= {name: round(value.item(), 5) for name, value in process.hyperparameters.items()}
         with warnings.catch_warnings():

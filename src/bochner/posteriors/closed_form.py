@@ -26,8 +26,9 @@ from bochner.predictive import GaussianPredictive
 from bochner.training.checks import check_data, check_model
 from bochner.training.loaders import Batches, over_batches
 
-CHUNK = 16_384
-STRIP = 128  # columns of a product of which only the lower half is needed
+CHUNK = 16_384  # rows of a tensor that are processed at a time
+TUNING_RATE = 0.05  # learning rate of Adam on the logarithms of lengthscale, noise and amplitude
+STRIP = 128  # columns that are multiplied at a time, where only the lower half of a product is needed
 
 
 def cholesky(matrix: Tensor) -> Tensor:
@@ -231,12 +232,12 @@ def _log_prior(model: Model, std: float) -> Tensor:
     return -0.5 * squares / std**2
 
 
-def _push_back(model: Model, x: Tensor, y: Tensor, statistics: Statistics, chunk: int) -> None:
+def _push_back(model: Model, x: Tensor, y: Tensor, statistics: Statistics) -> None:
     """Streams the gradients of Φ'Φ and Φ'y back into the parameters of the features."""
     gram, projection = statistics.gram.grad, statistics.projection.grad
     assert gram is not None
     assert projection is not None
-    for xb, yb in Batches(model, x, y, size=chunk):
+    for xb, yb in Batches(model, x, y, size=CHUNK):
         phi = features(model, xb)
         # d/dΦ of <G', Φ'Φ> + <B', Φ'y>, for a symmetric G'.
         push = 2 * phi.detach() @ gram.to(phi) + yb.to(phi) @ projection.to(phi).mT
@@ -244,14 +245,14 @@ def _push_back(model: Model, x: Tensor, y: Tensor, statistics: Statistics, chunk
             phi.backward(push)
 
 
-def _evidence_gradient(model: Model, x: Tensor, y: Tensor, prior_std: float, chunk: int) -> float:
+def _evidence_gradient(model: Model, x: Tensor, y: Tensor, prior_std: float) -> float:
     """Log marginal likelihood and log prior, whose negative gradient is left in the parameters."""
     statistics = None
     if fewer_rows(model, x):
         value, slope = dual_log_marginal(model, x, y)
     else:
         with torch.no_grad():
-            statistics = Statistics.of(Batches(model, x, y, size=chunk))
+            statistics = Statistics.of(Batches(model, x, y, size=CHUNK))
         statistics.gram.requires_grad_()
         statistics.projection.requires_grad_()
         slope = statistics.log_marginal(prior_precision(model), _noise(model))
@@ -259,8 +260,21 @@ def _evidence_gradient(model: Model, x: Tensor, y: Tensor, prior_std: float, chu
     prior = _log_prior(model, prior_std)
     (-slope - prior).backward()
     if statistics is not None:
-        _push_back(model, x, y, statistics, chunk)
+        _push_back(model, x, y, statistics)
     return value + prior.item()
+
+
+def _check_tuning(model: Model, x: Tensor, y: Tensor, prior_std: float) -> None:
+    """Raises a ValueError unless ``tune_marginal`` can work with these arguments."""
+    if y is None and not isinstance(x, Tensor):
+        raise ValueError(
+            "The x parameter of tune_marginal must be a tensor: a loader's rows may differ from pass to pass."
+        )
+    check_data(model, x, y)
+    if not (isinstance(prior_std, float) and prior_std == math.inf):
+        positive_number("prior_std", prior_std)
+    if not isinstance(model.likelihood, Gaussian):
+        raise ValueError("tune_marginal needs a Gaussian likelihood.")
 
 
 def tune_marginal(
@@ -269,10 +283,8 @@ def tune_marginal(
     y: Tensor,
     *,
     steps: int = 200,
-    lr: float = 0.05,
     train_features: bool = False,
     prior_std: float = math.inf,
-    chunk: int = CHUNK,
 ) -> list[float]:
     """Type-II maximum likelihood: raises the log marginal likelihood of the closed form by Adam, in place.
 
@@ -287,29 +299,22 @@ def tune_marginal(
     Returns:
         The log marginal likelihood before each step, with the log prior up to a constant.
     """
-    check_model(model)
-    if y is None and not isinstance(x, Tensor):
-        raise ValueError(
-            "The x parameter of tune_marginal must be a tensor: a loader's rows may differ from pass to pass."
-        )
-    check_data(model, x, y)
-    steps, lr, chunk = whole_number("steps", steps), positive_number("lr", lr), whole_number("chunk", chunk)
-    if not (isinstance(prior_std, float) and prior_std == math.inf):
-        prior_std = positive_number("prior_std", prior_std)
-    if not isinstance(model.likelihood, Gaussian):
-        raise ValueError("tune_marginal needs a Gaussian likelihood.")
+    _check_tuning(model, x, y, prior_std)
+    x, y = x.detach(), y.detach()
     tuned = [model.layer.log_lengthscale]
     if train_features:
         tuned += [p for p in (*model.extractor.parameters(), model.layer.weight, model.layer.bias) if p is not None]
     tuned = [p for p in tuned if p.requires_grad]
     log_amplitude = model.output.log_amplitude
     held = not log_amplitude.requires_grad
-    optimizer = torch.optim.Adam([*tuned, model.likelihood.log_noise, log_amplitude.requires_grad_(True)], lr=lr)
+    optimizer = torch.optim.Adam(
+        [*tuned, model.likelihood.log_noise, log_amplitude.requires_grad_(True)], lr=TUNING_RATE
+    )
     history = []
     try:
-        for _ in range(steps):
+        for _ in range(whole_number("steps", steps)):
             optimizer.zero_grad()
-            history.append(_evidence_gradient(model, x, y, prior_std, chunk))
+            history.append(_evidence_gradient(model, x, y, prior_std))
             optimizer.step()
     finally:
         model.zero_grad()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,11 +46,31 @@ class FeatureRows:
 LabelledRows = Iterable[tuple[Tensor, Tensor]]  # features and labels, in pieces
 
 
+@dataclass(frozen=True)
+class Solver:
+    """How the mode of the output weights and the precision there are computed.
+
+    Attributes:
+        steps: Largest number of iterations of L-BFGS.
+        full_limit: Largest K·c with a joint precision matrix, for K features and c classes.
+        chunk: Rows of a tensor that are processed at a time.
+    """
+
+    steps: int = 100
+    full_limit: int = 4000
+    chunk: int = CHUNK
+
+    def __post_init__(self) -> None:
+        whole_number("steps", self.steps)
+        whole_number("full_limit", self.full_limit, least=0)
+        whole_number("chunk", self.chunk)
+
+
 class ClosedFormClassifier:
     """Laplace posterior of the output layer of a classification network, given the features.
 
     The mode is found by L-BFGS on the convex log joint, preconditioned with the Böhning bound ½Φ'Φ + Λ. The precision there
-    is exact for all weights together while K·c stays within ``full_limit``; beyond, blocks of K×K for each class, which
+    is exact for all weights together while K·c stays within ``solver.full_limit``; beyond, blocks of K×K for each class, which
     leaves out the correlations between classes.
 
     Args:
@@ -58,9 +79,7 @@ class ClosedFormClassifier:
             take more than half a GiB, and must give the same rows each time: no augmentation here.
         y: Class labels, (N,); None with a loader.
         samples: Draws of the outputs that predictions average over.
-        steps: Most iterations of L-BFGS.
-        full_limit: Largest K·c with a joint precision matrix.
-        chunk: Rows that are processed at a time.
+        solver: How mode and precision are computed; ``Solver()`` by default.
         generator: Source of the draws; the same ones every time by default.
     """
 
@@ -71,24 +90,22 @@ class ClosedFormClassifier:
         y: Tensor | None = None,
         *,
         samples: int = 100,
-        steps: int = 100,
-        full_limit: int = 4000,
-        chunk: int = CHUNK,
+        solver: "Solver | None" = None,
         generator: torch.Generator | None = None,
     ) -> None:
         check_model(model)
         if not isinstance(model.likelihood, Categorical):
             raise ValueError("ClosedFormClassifier needs a Categorical likelihood; for regression use ClosedForm.")
-        self.batches = Batches(model, x, y, size=chunk)
+        solver = solver or Solver()
+        self.batches = Batches(model, x, y, size=solver.chunk)
         self.model, self.samples = model, whole_number("samples", samples)
-        steps, full_limit = whole_number("steps", steps), whole_number("full_limit", full_limit, least=0)
         self.seed = seed_of(generator)
         self.classes = model.output.out_features
         with torch.no_grad():
             prior = prior_precision(model)
             rows = FeatureRows(lambda pair: (features(model, pair[0]).double(), pair[1].long()), self.batches)
-            self.mean = self._mode(rows, prior, steps)
-            self.full = self.mean.numel() <= full_limit
+            self.mean = self._mode(rows, prior, solver.steps)
+            self.full = self.mean.numel() <= solver.full_limit
             precision = self._precision(rows, prior)
             # One class at a time: libraries treat batches of matrices as small ones.
             self.factor = cholesky(precision) if self.full else torch.stack([cholesky(block) for block in precision])

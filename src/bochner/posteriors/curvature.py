@@ -29,8 +29,8 @@ class Curvature(ABC):
     ``statistics`` and ``variance`` see one network (they run under vmap); ``finish`` and ``sample`` see the stack.
     """
 
-    def __init__(self, layers: list[Tap], damping: str) -> None:
-        self.layers, self.damping = layers, damping
+    def __init__(self, layers: list[Tap]) -> None:
+        self.layers = layers
 
     @abstractmethod
     def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> list[Any]:
@@ -88,25 +88,18 @@ class Kron(Curvature):
             values_a, vectors_a = torch.linalg.eigh((unit[:, None] * a * unit).to(dtype))
             values_b, vectors_b = torch.linalg.eigh(b.to(dtype))
             values_a, values_b = values_a.clamp(min=0), values_b.clamp(min=0)
-            if self.damping == "pi":
-                tiny = torch.finfo(dtype).tiny
-                pi = (
-                    (values_a.mean(-1, keepdim=True) / values_b.mean(-1, keepdim=True).clamp(min=tiny))
-                    .sqrt()
-                    .clamp(1e-6, 1e6)
-                )
-                precision = (values_b + 1 / pi)[..., :, None] * (values_a + pi)[..., None, :]
-            else:
-                precision = values_b[..., :, None] * values_a[..., None, :] + 1
-            part = (vectors_b, unit[:, None].to(dtype) * vectors_a, precision.reciprocal())
+            variance = self._precision(values_a, values_b).reciprocal()
+            part = (vectors_b, unit[:, None].to(dtype) * vectors_a, variance)
             # Laid out as a file lays it out: then a posterior that is read back predicts the same bits.
             state.append(tuple(t.contiguous() for t in part))
         return state
 
+    def _precision(self, values_a: Tensor, values_b: Tensor) -> Tensor:
+        """Precision of every pair of eigenvectors, in units of the prior."""
+        return values_b[..., :, None] * values_a[..., None, :] + 1
+
     def with_prior(self, state: list[Any], multipliers: Sequence[float]) -> list[Any]:
         """The eigenbases stay: in units of the prior the precision of a pair is ba + m instead of ba + 1."""
-        if self.damping != "exact":
-            raise ValueError("The prior can be chosen under damping='exact' alone: 'pi' mixes it with the factors.")
         pairs = zip(state, multipliers, strict=True)
         return [(u_b, u_a, ((v.reciprocal() - 1).clamp(min=0) + m).reciprocal()) for (u_b, u_a, v), m in pairs]
 
@@ -123,6 +116,22 @@ class Kron(Curvature):
         """Rows and gradients turned into the eigenbases, where the weights are independent."""
         parts = zip(rows, grads, state, strict=True)
         return torch.stack([_weighted_outer(r @ u_a, g @ u_b, v) for r, g, (u_b, u_a, v) in parts]).sum(0)
+
+
+class FactoredKron(Kron):
+    """(A + π) ⊗ (B + 1/π) for each layer, with π² the ratio of mean eigenvalues: the prior is part of both factors."""
+
+    def _precision(self, values_a: Tensor, values_b: Tensor) -> Tensor:
+        tiny = torch.finfo(values_b.dtype).tiny
+        ratio = values_a.mean(-1, keepdim=True) / values_b.mean(-1, keepdim=True).clamp(min=tiny)
+        pi = ratio.sqrt().clamp(1e-6, 1e6)
+        return (values_b + 1 / pi)[..., :, None] * (values_a + pi)[..., None, :]
+
+    def with_prior(self, state: list[Any], multipliers: Sequence[float]) -> list[Any]:  # noqa: ARG002
+        """Raises a ValueError: the prior cannot be separated from the factors."""
+        raise ValueError(
+            "The prior can be chosen under structure='kfac', but not under 'kfac_pi', where it is part of both factors."
+        )
 
 
 class Diagonal(Curvature):
@@ -172,8 +181,8 @@ class Full(Curvature):
 
     LIMIT = 20_000
 
-    def __init__(self, layers: list[Tap], damping: str) -> None:
-        super().__init__(layers, damping)
+    def __init__(self, layers: list[Tap]) -> None:
+        super().__init__(layers)
         weights: list[Any] = [tap.module.weight for tap in layers]
         self.shapes = [(w.shape[0], w[0].numel() + tap.has_bias) for w, tap in zip(weights, layers, strict=True)]
         self.sizes = [out * fan_in for out, fan_in in self.shapes]

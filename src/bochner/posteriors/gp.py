@@ -20,6 +20,7 @@ from bochner.predictive import CategoricalPredictive, GaussianPredictive
 from bochner.priors.kernels import InducedKernel
 from bochner.priors.spectra import Spectrum, check_lengthscale
 
+VARIATIONAL_RATE = 0.05  # learning rate of Adam on the evidence lower bound
 Function = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -104,8 +105,6 @@ class GaussianProcess:
         lengthscale: A number, or d of them (ARD).
         amplitude: Standard deviation of f.
         noise: Standard deviation of the noise.
-        steps: Steps of Adam on the log marginal likelihood; 0 keeps the hyperparameters.
-        lr: Its learning rate.
     """
 
     def __init__(
@@ -117,13 +116,11 @@ class GaussianProcess:
         lengthscale: float | Tensor = 1.0,
         amplitude: float = 1.0,
         noise: float = 1.0,
-        steps: int = 0,
-        lr: float = 0.05,
     ) -> None:
         _check(x, y)
         if y.ndim != 2 or y.shape[1] != 1:
             raise ValueError(f"The y parameter must have shape (N, 1), got {tuple(y.shape)} instead.")
-        noise, lr = positive_number("noise", noise), positive_number("lr", lr)
+        noise = positive_number("noise", noise)
         constraint = gpytorch.constraints.GreaterThan(1e-8)
         likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=constraint).double()
         likelihood.noise = torch.tensor(noise**2, dtype=torch.float64)
@@ -134,14 +131,18 @@ class GaussianProcess:
             .double()
         )
         self.objective = ExactMarginalLogLikelihood(likelihood, self.gp)
-        optimizer = torch.optim.Adam(self.gp.parameters(), lr=lr)
+
+    def tune(self, *, steps: int = 200, lr: float = 0.05) -> "GaussianProcess":
+        """Raises the log marginal likelihood by Adam, in lengthscale(s), amplitude and noise; returns the process itself."""
+        optimizer = torch.optim.Adam(self.gp.parameters(), lr=positive_number("lr", lr))
         self.gp.train()
-        for _ in range(whole_number("steps", steps, least=0)):
+        for _ in range(whole_number("steps", steps)):
             optimizer.zero_grad()
             with _exact_algebra():
                 loss = -self.objective(self.gp(self.x), self.y)
                 loss.backward()
             optimizer.step()
+        return self
 
     @property
     def log_marginal_likelihood(self) -> float:
@@ -196,11 +197,8 @@ class GaussianProcessClassifier:
         x: Training inputs, (N, d).
         y: Class labels, (N,).
         lengthscale: Initial lengthscale, a number or d of them.
-        amplitude: Initial standard deviation of each process.
-        steps: Steps of Adam on the evidence lower bound, which moves the hyperparameters too.
-        lr: Its learning rate.
-        samples: Draws of f that predictions average over.
-        seed: Seed of those draws and of the bound's.
+        steps: Steps of Adam on the evidence lower bound, which moves lengthscale(s) and amplitude too.
+        seed: Seed of the draws of the bound and of predictions.
     """
 
     def __init__(
@@ -210,10 +208,7 @@ class GaussianProcessClassifier:
         y: Tensor,
         *,
         lengthscale: float | Tensor = 1.0,
-        amplitude: float = 1.0,
         steps: int = 300,
-        lr: float = 0.05,
-        samples: int = 200,
         seed: int = 0,
     ) -> None:
         _check(x, y)
@@ -223,26 +218,24 @@ class GaussianProcessClassifier:
                 f"with values {y.unique().tolist()[:5]}."
             )
         classes = int(y.max()) + 1
-        self.samples, self.seed = whole_number("samples", samples), seed_number("seed", seed)
-        lr = positive_number("lr", lr)
+        self.seed = seed_number("seed", seed)
         self.x = x = x.detach().double()
-        self.gp = (
-            _Variational(x, classes, _covariance(kernel, x.shape[1], lengthscale, amplitude)).to(x.device).double()
-        )
+        self.gp = _Variational(x, classes, _covariance(kernel, x.shape[1], lengthscale, 1.0)).to(x.device).double()
         likelihood = gpytorch.likelihoods.SoftmaxLikelihood(num_classes=classes, mixing_weights=False)
         objective = VariationalELBO(likelihood, self.gp, num_data=len(x))
-        optimizer = torch.optim.Adam(self.gp.parameters(), lr=lr)
+        optimizer = torch.optim.Adam(self.gp.parameters(), lr=VARIATIONAL_RATE)
         self.gp.train()
         with torch.random.fork_rng(devices=[]), gpytorch.settings.num_likelihood_samples(20):
             torch.random.manual_seed(seed)
-            for _ in range(whole_number("steps", steps, least=0)):
+            for _ in range(whole_number("steps", steps)):
                 optimizer.zero_grad()
                 loss = -objective(self.gp(x), y)
                 loss.backward()
                 optimizer.step()
 
-    def predict(self, x: Tensor) -> CategoricalPredictive:
+    def predict(self, x: Tensor, *, samples: int = 200) -> CategoricalPredictive:
         """Class probabilities, averaged over Gaussian draws of the processes."""
+        samples = whole_number("samples", samples)
         self.gp.eval()
         with torch.no_grad():
             f = self.gp(_rows_like(self.x, x))
@@ -251,6 +244,6 @@ class GaussianProcessClassifier:
         shape = mean.shape
         draws = (
             mean + std * torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
-            for _ in range(self.samples)
+            for _ in range(samples)
         )
         return CategoricalPredictive.from_logits(draws)

@@ -42,12 +42,13 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 from torch.utils._pytree import tree_map
 
-from bochner.arguments import dense_tensor, one_of, positive_number, shown, whole_number
+from bochner.arguments import dense_tensor, positive_number, shown, whole_number
+from bochner.errors import one_of
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.closed_form_classifier import average_classes, seed_of
-from bochner.posteriors.curvature import Curvature, Diagonal, Full, Kron
+from bochner.posteriors.curvature import Curvature, Diagonal, FactoredKron, Full, Kron
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.posteriors.taps import Listener, Tap, likelihood_root, taps, unit_cotangents
 from bochner.predictive import GaussianPredictive, Predictive, not_spoken_against
@@ -58,6 +59,14 @@ CHUNK = 256  # held-out rows that are processed at a time
 SEARCH_DRAWS = 32  # of the outputs of a held-out row, for each prior and temperature that is tried
 TEMPERATURE_SPREAD = 0.5  # prior standard deviation of the log temperature: most networks are within a factor of two
 MULTIPLIERS = tuple(10.0 ** (k / 2) for k in range(-4, 13))  # of the prior precision that are tried: 0.01 to a million
+
+STRUCTURES: dict[str, type[Curvature]] = {
+    "kfac": Kron,
+    "kfac_pi": FactoredKron,
+    "diagonal": Diagonal,
+    "full": Full,
+    "last_layer": Full,
+}
 
 
 def _positive_numbers(name: str, values: float | Sequence[float]) -> list[float]:
@@ -74,11 +83,11 @@ class Laplace:
             evaluation from here on.
         x: Training inputs, (N, ...), or one set for each network, (E, N, ...): all rows, streamed in chunks. Or a loader of (x, y).
         y: Training targets, with the same leading dimensions; None with a loader. They enter the marginal likelihood alone.
-        structure: "kfac", "diagonal", "full" (small networks) or "last_layer" (full, on the output layer alone).
+        structure: "kfac", "diagonal", "full" (small networks) or "last_layer" (full, on the output layer alone). "kfac_pi" is
+            KFAC with the factored prior (A + π) ⊗ (B + 1/π), in units of the prior, with π² the ratio of mean eigenvalues;
+            "kfac" adds the prior exactly, in the eigenbasis.
         prior: Precision of the extractor's weights before ``tune_prior``: "trained", that of the model; or "fan_in", that times the
             number of a layer's inputs, which suits layers of very different widths.
-        damping: How the prior joins A ⊗ B under "kfac": "exact" in the eigenbasis, or "pi", the factored
-            (A + π) ⊗ (B + 1/π), in units of the prior, with π² the ratio of mean eigenvalues.
         chunk: Rows of a tensor that are processed at a time.
 
     Attributes:
@@ -94,12 +103,9 @@ class Laplace:
         *,
         structure: str = "kfac",
         prior: Literal["trained", "fan_in"] = "trained",
-        damping: Literal["exact", "pi"] = "exact",
         chunk: int = 512,
     ) -> None:
-        kinds: dict[str, type[Curvature]] = {"kfac": Kron, "diagonal": Diagonal, "full": Full, "last_layer": Full}
-        one_of("structure", structure, kinds)
-        one_of("damping", damping, ("exact", "pi"))
+        one_of("structure", structure, STRUCTURES)
         one_of("prior", prior, ("trained", "fan_in"))
         chunk, models = whole_number("chunk", chunk), as_stack(model)
         if y is not None:
@@ -118,7 +124,7 @@ class Laplace:
             self.layers = [Tap("output", self.model.output, float(self.model.layer.out_features), 1.0)]
         else:
             self.layers = taps(self.model, fan_in=prior == "fan_in")
-        self.curvature = kinds[structure](self.layers, damping)
+        self.curvature = STRUCTURES[structure](self.layers)
         self.state = self._fit(x, y, chunk)
         self._as_trained = self.state
         self.prior_multipliers: list[float] = [1.0] * len(self.layers)
@@ -199,64 +205,10 @@ class Laplace:
         if not tried:
             raise ValueError("The multipliers parameter must hold at least one number, got none.")
         if x is None:
-            self._tune_by_evidence(tried, per_layer)
+            _tune_by_evidence(self, tried, per_layer)
         else:
-            self._tune_by_rows(Batches(self.model, x, y, size=CHUNK).of_all_processes(), tried, per_layer)
+            _tune_by_rows(self, Batches(self.model, x, y, size=CHUNK).of_all_processes(), tried, per_layer)
         return self.prior_multipliers
-
-    def _tune_by_evidence(self, tried: list[float], per_layer: bool) -> None:
-        gaussian = [i for i, tap in enumerate(self.layers) if not isinstance(tap.module, StationaryLayer)]
-        for group in [[i] for i in gaussian] if per_layer else [gaussian]:
-
-            def evidence(multiplier: float, group: list[int] = group) -> float:
-                every = [multiplier if i in group else m for i, m in enumerate(self.prior_multipliers)]
-                self.set_prior(every)
-                return float(self.log_marginal_likelihood.sum())
-
-            best = max(tried, key=evidence)
-            evidence(best)
-
-    def _tune_by_rows(self, rows: list[tuple[Tensor, Tensor]], tried: list[float], per_layer: bool) -> None:
-        count = sum(len(y) for _, y in rows)
-        if count < 2:
-            raise ValueError(f"tune_prior needs at least two held-out rows, got {count} instead.")
-
-        def held_out(multipliers: float | list[float]) -> tuple[Tensor, float]:
-            """Log probability of every row, and the temperature for it."""
-            self.set_prior(multipliers)
-            return self._suited([(self.output_moments(xb), yb) for xb, yb in rows])
-
-        found = [held_out(multiplier) for multiplier in tried]
-        smallest = int(not_spoken_against(torch.stack([logs for logs, _ in found])).nonzero().min())
-        every, self.temperature = [tried[smallest]] * len(self.layers), found[smallest][1]
-        for i in range(len(self.layers)) if per_layer else ():
-            others = {m: held_out([*every[:i], m, *every[i + 1 :]]) for m in tried}
-            every[i] = max(others, key=lambda m: float(others[m][0].mean()))
-            self.temperature = others[every[i]][1]
-        self.set_prior(every)
-
-    def _suited(self, moments: list[tuple[tuple[Tensor, Tensor], Tensor]]) -> tuple[Tensor, float]:
-        """Log probability of rows, and for classes the temperature under which they are most probable."""
-
-        def logs(temperature: float) -> Tensor:
-            parts = [
-                self._from_moments(*own, temperature=temperature, samples=SEARCH_DRAWS).log_prob(y)
-                for own, y in moments
-            ]
-            return torch.cat([part.double().reshape(-1, part.shape[-1]).mean(0) for part in parts])
-
-        if isinstance(self.model.likelihood, Gaussian):
-            return logs(1.0), 1.0
-        count = sum(len(y) for _, y in moments)
-
-        def loss(log_temperature: float) -> float:
-            # Few rows, all of them right, would ask for any temperature.
-            prior = 0.5 * (log_temperature / TEMPERATURE_SPREAD) ** 2 / count
-            return prior - float(logs(math.exp(log_temperature)).mean())
-
-        best: Any = minimize_scalar(loss, bounds=(0.0, 3.0), method="bounded", options={"xatol": 0.01})
-        temperature = math.exp(float(best.x)) if best.fun < loss(0.0) else 1.0
-        return logs(temperature), temperature
 
     def sample_weights(self, num: int, *, generator: torch.Generator | None = None) -> Parameters:
         """Draws of the named parameters of the covered layers, each (num, E, ...)."""
@@ -349,3 +301,60 @@ class Laplace:
     def _predictive(self, outputs: Iterator[Tensor]) -> Predictive:
         noise = self._noise() if isinstance(self.model.likelihood, Gaussian) else None
         return mixture(self.model, (self._members(f) for f in outputs), noise)
+
+
+def _tune_by_evidence(posterior: Laplace, tried: list[float], per_layer: bool) -> None:
+    gaussian = [i for i, tap in enumerate(posterior.layers) if not isinstance(tap.module, StationaryLayer)]
+    for group in [[i] for i in gaussian] if per_layer else [gaussian]:
+
+        def evidence(multiplier: float, group: list[int] = group) -> float:
+            every = [multiplier if i in group else m for i, m in enumerate(posterior.prior_multipliers)]
+            posterior.set_prior(every)
+            return float(posterior.log_marginal_likelihood.sum())
+
+        best = max(tried, key=evidence)
+        evidence(best)
+
+
+def _tune_by_rows(posterior: Laplace, rows: list[tuple[Tensor, Tensor]], tried: list[float], per_layer: bool) -> None:
+    count = sum(len(y) for _, y in rows)
+    if count < 2:
+        raise ValueError(f"tune_prior needs at least two held-out rows, got {count} instead.")
+
+    def held_out(multipliers: float | list[float]) -> tuple[Tensor, float]:
+        """Log probability of every row, and the temperature for it."""
+        posterior.set_prior(multipliers)
+        return _best_temperature(posterior, [(posterior.output_moments(xb), yb) for xb, yb in rows])
+
+    found = [held_out(multiplier) for multiplier in tried]
+    smallest = int(not_spoken_against(torch.stack([logs for logs, _ in found])).nonzero().min())
+    every, posterior.temperature = [tried[smallest]] * len(posterior.layers), found[smallest][1]
+    for i in range(len(posterior.layers)) if per_layer else ():
+        others = {m: held_out([*every[:i], m, *every[i + 1 :]]) for m in tried}
+        every[i] = max(others, key=lambda m: float(others[m][0].mean()))
+        posterior.temperature = others[every[i]][1]
+    posterior.set_prior(every)
+
+
+def _best_temperature(posterior: Laplace, moments: list[tuple[tuple[Tensor, Tensor], Tensor]]) -> tuple[Tensor, float]:
+    """Log probability of rows, and for classes the temperature under which they are most probable."""
+
+    def logs(temperature: float) -> Tensor:
+        parts = [
+            posterior._from_moments(*own, temperature=temperature, samples=SEARCH_DRAWS).log_prob(y)
+            for own, y in moments
+        ]
+        return torch.cat([part.double().reshape(-1, part.shape[-1]).mean(0) for part in parts])
+
+    if isinstance(posterior.model.likelihood, Gaussian):
+        return logs(1.0), 1.0
+    count = sum(len(y) for _, y in moments)
+
+    def loss(log_temperature: float) -> float:
+        # Few rows, all of them right, would ask for any temperature.
+        prior = 0.5 * (log_temperature / TEMPERATURE_SPREAD) ** 2 / count
+        return prior - float(logs(math.exp(log_temperature)).mean())
+
+    best: Any = minimize_scalar(loss, bounds=(0.0, 3.0), method="bounded", options={"xatol": 0.01})
+    temperature = math.exp(float(best.x)) if best.fun < loss(0.0) else 1.0
+    return logs(temperature), temperature

@@ -11,13 +11,14 @@ The lengthscale, the amplitude and the noise stay at their MAP estimates.
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from bochner.arguments import generator_device, whole_number
+from bochner.arguments import generator_device, shown, whole_number
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.closed_form_classifier import seed_of
@@ -32,6 +33,36 @@ class DivergedError(ValueError):
     """SGD diverged at every network, or at every learning rate tried."""
 
 
+@dataclass(frozen=True)
+class Snapshots:
+    """How SGD runs while its parameters are collected.
+
+    Attributes:
+        lr: Constant learning rate of SGD, one number or one for each network.
+        epochs: Epochs; after each the parameters enter the mean.
+        rank: Number M of deviations from the mean that are kept.
+        batch_size: Rows in a minibatch.
+        seed: Seed of the shuffles, one number or one for each network.
+        precision: Precision of matrix products of training on CUDA, as in ``Recipe``.
+        progress: Whether to show a progress bar.
+    """
+
+    lr: float | Sequence[float]
+    epochs: int = 40
+    rank: int = 20
+    batch_size: int = 128
+    seed: int | Sequence[int] = 0
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        whole_number("batch_size", self.batch_size)
+        if not 2 <= whole_number("rank", self.rank) <= whole_number("epochs", self.epochs):
+            raise ValueError(
+                f"The rank parameter must lie between 2 and epochs ({self.epochs}), got {self.rank} instead."
+            )
+
+
 class Swag:
     """Posterior from the path of SGD, for a network or a stack of networks of one shape and activation.
 
@@ -42,15 +73,9 @@ class Swag:
         model: Network at its MAP estimate, or a list of them.
         x: Training inputs, (N, ...); or a loader of (x, y).
         y: Training targets; None with a loader.
-        lr: Constant learning rate of SGD, one number or one for each network.
-        epochs: Epochs, and so snapshots, to collect.
-        rank: Number M of deviations kept.
-        batch_size: Rows in a minibatch.
-        seed: Seed of the shuffles, one number or one for each network.
+        snapshots: How SGD runs, and how many of its parameters are collected.
         rows: Which rows each network sees, as in ``fit_map``.
         after_epoch: Called at the end of every epoch, such as to change x in place.
-        precision: What matrix products of training on CUDA may round their inputs to, as in ``Recipe``.
-        progress: Whether to show a progress bar.
     """
 
     def __init__(
@@ -58,20 +83,14 @@ class Swag:
         model: Model | Sequence[Model],
         x: Any,
         y: Tensor | None = None,
+        snapshots: Snapshots | None = None,
         *,
-        lr: float | Sequence[float],
-        epochs: int = 40,
-        rank: int = 20,
-        batch_size: int = 128,
-        seed: int | Sequence[int] = 0,
         rows: Tensor | None = None,
         after_epoch: Callable[[], None] = lambda: None,
-        precision: Literal["float32", "tf32", "bfloat16"] = "float32",
-        progress: bool = False,
     ) -> None:
-        epochs = whole_number("epochs", epochs)
-        if not 2 <= whole_number("rank", rank) <= epochs:
-            raise ValueError(f"The rank parameter must lie between 2 and epochs ({epochs}), got {rank} instead.")
+        if not isinstance(snapshots, Snapshots):
+            raise ValueError(f"The snapshots parameter must be Snapshots(lr), got {shown(snapshots)} instead.")
+        rank, batch_size = snapshots.rank, snapshots.batch_size
         models = as_list(model)
         self.single, self.model, self.rank = isinstance(model, Model), models[0], rank
         self.members, self.batches, self.rows = len(models), Batches(self.model, x, y, size=batch_size), rows
@@ -84,19 +103,20 @@ class Swag:
         ]
         for p in held:
             p.requires_grad_(False)
-        recipe = Recipe(epochs, batch_size, sgd, lr, precision=precision)
+        recipe = Recipe(snapshots.epochs, batch_size, sgd, snapshots.lr, precision=snapshots.precision)
+        options: Any = {"seed": snapshots.seed, "rows": rows, "progress": snapshots.progress}
 
         def collect(parameters: Parameters) -> None:
             self._collect(parameters)
             after_epoch()
 
         try:
-            self.fit = fit_map(models, x, y, recipe, seed=seed, rows=rows, after_epoch=collect, progress=progress)
+            self.fit = fit_map(models, x, y, recipe, after_epoch=collect, **options)
         finally:
             for p in held:
                 p.requires_grad_(True)
         if bool(self.fit.diverged.all()):
-            raise DivergedError(f"SGD diverged at the learning rate {lr} while collecting; lower it.")
+            raise DivergedError(f"SGD diverged at the learning rate {snapshots.lr} while collecting; lower it.")
         for value in self.mean.values():
             value[self.fit.diverged.to(value.device)] = math.nan  # those members have no posterior
         parameters, self.buffers = stack_module_state(models)  # pyright: ignore[reportArgumentType]

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bochner.arguments import generator_device, one_of
+from bochner.arguments import generator_device
+from bochner.errors import one_of
 from bochner.priors.activations import Activation
 from bochner.priors.spectra import Spectrum, open_uniform
 

@@ -5,6 +5,6 @@
 ``fused`` kernels for a GPU, and how many ``threads`` work.
 """
 
-from bochner.training.map import Fit, Recipe, fit_map, fit_stacks
+from bochner.training.map import Fit, Recipe, StackRows, fit_map, fit_stacks
 
-__all__ = ["Fit", "Recipe", "fit_map", "fit_stacks"]
+__all__ = ["Fit", "Recipe", "StackRows", "fit_map", "fit_stacks"]

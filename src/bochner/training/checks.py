@@ -12,8 +12,7 @@ from bochner.models import Model
 
 def as_list(model: Model | Sequence[Model]) -> list[Model]:
     """One network or several as a list, after checking that they are Models."""
-    several = isinstance(model, Sequence) and not isinstance(model, str)
-    models = list(model) if several else [model]
+    models = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
     if not models:
         raise ValueError("The model parameter must be a network or a list of at least one, got an empty list.")
     for member in models:

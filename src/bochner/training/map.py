@@ -17,7 +17,8 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from bochner.arguments import described, is_dense, one_of, positive_number, seed_number, shown, whole_number
+from bochner.arguments import described, is_dense, positive_number, seed_number, shown, whole_number
+from bochner.errors import one_of
 from bochner.layers import StationaryLayer
 from bochner.models import Model
 from bochner.networks import seeded_dropout
@@ -157,19 +158,12 @@ def fit_map(
         stop: Ends training at the next epoch once it is set, from another thread.
     """
     models, recipe = as_list(model), recipe or Recipe()
-    if not isinstance(recipe, Recipe):
-        raise ValueError(f"The recipe parameter must be a Recipe, got {shown(recipe)} instead.")
     device = models[0].layer.weight.device
     seeds = _seeds(seed, len(models)).to(device)
     rates = _rates(recipe, len(models))
     batches = Batches(models[0], x, y, size=recipe.batch_size)
     source = _source(batches, rows, seeds, len(models))
-    if isinstance(source, LoadedBatches):
-        num_data = batches.count() if num_data is None or source.shared else num_data
-    elif num_data is not None:
-        num_data = whole_number("num_data", num_data)
-    else:
-        num_data = source.rows.shape[1]
+    num_data = _num_data(batches, source, num_data)
     on_tensor_cores = tf32(recipe.precision != "float32" and device.type == "cuda")
     with on_tensor_cores, seeded_dropout([m.extractor for m in models], next(iter(batches))[0][:1]):
         own_seeds = seeds + (torch.distributed.get_rank() << 32) if source.shared else seeds
@@ -216,32 +210,54 @@ def _source(batches: Batches, rows: Tensor | None, seeds: Tensor, num: int) -> M
     return Minibatches(batches.x, batches.y, rows, batches.size, seeds)
 
 
+def _num_data(batches: Batches, source: Minibatches | LoadedBatches, num_data: int | None) -> int:
+    """The number of rows that the priors are weighed against: the one that is asked for, or the number that a network sees."""
+    if num_data is not None:
+        num_data = whole_number("num_data", num_data)
+    if isinstance(source, LoadedBatches):
+        return batches.count() if num_data is None or source.shared else num_data
+    return source.rows.shape[1] if num_data is None else num_data
+
+
 def _rates(recipe: Recipe, num: int) -> Tensor:
     """The learning rate of each of ``num`` networks, after a look at the recipe's numbers."""
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"The recipe parameter must be a Recipe, got {shown(recipe)} instead.")
     rates = recipe.rates(num)
     if len(rates) != num:
         raise ValueError(f"The lr of the recipe must be one number or {num}, got {shown(recipe.lr)} instead.")
     return torch.tensor(rates, dtype=torch.float64)
 
 
+@dataclass(frozen=True)
+class StackRows:
+    """The training rows of many networks: folds of one data set.
+
+    Attributes:
+        x: Inputs of the whole data set, (N, ...).
+        y: Its targets.
+        rows: Which rows each network sees, (E, n) integers.
+        num_data: Number of rows that the priors are weighed against; n by default.
+    """
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+    num_data: int | None = None
+
+
 def fit_stacks(
-    models: Sequence[Model],
-    x: Tensor,
-    y: Tensor,
-    recipe: Recipe,
-    *,
-    seed: Sequence[int],
-    rows: Tensor,
-    num_data: int | None = None,
-    progress: bool = False,
+    models: Sequence[Model], data: StackRows, recipe: Recipe, *, seed: Sequence[int], progress: bool = False
 ) -> Fit:
     """``fit_map`` for any number of networks: as many stacks as ``stack_size`` asks for, of nearly equal size.
 
     On a CPU every core trains a stack of its own on one thread, so that results do not depend on the number of cores.
     """
     num = len(models := as_list(models))
-    if not is_dense(rows) or len(rows) != num:
-        raise ValueError(f"The rows parameter must be a tensor of shape ({num}, n), got {described(rows)} instead.")
+    if not is_dense(data.rows) or data.rows.ndim == 0 or len(data.rows) != num:
+        raise ValueError(
+            f"The rows parameter must be a tensor of shape ({num}, n), got {described(data.rows)} instead."
+        )
     parts = math.ceil(num / stack_size(models[0], recipe.batch_size))
     ends = [num * (i + 1) // parts for i in range(parts)]
     cuts = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
@@ -250,8 +266,14 @@ def fit_stacks(
 
     def fit(cut: slice, show: bool) -> Fit:
         own = replace(recipe, lr=rates[cut])
-        chosen: Any = {"seed": seeds[cut], "rows": rows[cut], "num_data": num_data, "progress": show, "stop": stop}
-        return fit_map(models[cut], x, y, own, **chosen)
+        chosen: Any = {
+            "seed": seeds[cut],
+            "rows": data.rows[cut],
+            "num_data": data.num_data,
+            "progress": show,
+            "stop": stop,
+        }
+        return fit_map(models[cut], data.x, data.y, own, **chosen)
 
     if models[0].layer.weight.is_cuda:
         fits = [fit(cut, progress) for cut in cuts]

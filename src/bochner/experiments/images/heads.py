@@ -19,9 +19,9 @@ from bochner.experiments.uci.swag import hold_lengthscales
 from bochner.experiments.zoo import Shape, assemble
 from bochner.models import Model
 from bochner.networks import SeededDropout
-from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
+from bochner.posteriors.closed_form_classifier import ClosedFormClassifier, Solver
 from bochner.posteriors.mixture import drawn_outputs
-from bochner.posteriors.swag import DivergedError, Swag, tune_learning_rate
+from bochner.posteriors.swag import DivergedError, Snapshots, Swag, tune_learning_rate
 from bochner.predictive import CategoricalPredictive
 from bochner.training.map import Recipe, adam, fit_map, sgd
 
@@ -85,17 +85,8 @@ class CollectedHead:
 
     def _collect(self, head: Model, rate: float) -> Swag:
         config = self.config
-        return Swag(
-            head,
-            self.x,
-            self.labels,
-            lr=rate,
-            epochs=config.swag_epochs,
-            rank=config.rank,
-            batch_size=config.batch_size,
-            seed=config.seed,
-            after_epoch=self._next_epoch,
-        )
+        snapshots = Snapshots(rate, config.swag_epochs, config.rank, config.batch_size, config.seed)
+        return Swag(head, self.x, self.labels, snapshots, after_epoch=self._next_epoch)
 
     def predict(self, x: Tensor, *, outside: bool) -> CategoricalPredictive:  # noqa: ARG002
         """Prediction at features (n, d)."""
@@ -156,7 +147,8 @@ def fit_closed_form(config: Config, data: Features, name: str) -> tuple[ClosedFo
         head = make_head(config, data, name, config.seed, Shape("bochner", CLASSES, width, lengthscale=share * median))
         generator = torch.Generator().manual_seed(config.seed)
         head.output.log_amplitude.data.fill_(math.log(amplitude))
-        return ClosedFormClassifier(head, x, y, full_limit=0, samples=draws, steps=steps, generator=generator)
+        solver = Solver(steps=steps, full_limit=0)
+        return ClosedFormClassifier(head, x, y, samples=draws, solver=solver, generator=generator)
 
     def score(share: float, amplitude: float) -> float:
         posterior = fit(share, amplitude, config.search_width, 20, config.draws)

@@ -25,7 +25,7 @@ from bochner.experiments.uci.swag import swag_rows
 from bochner.experiments.zoo import MODELS, Shape, build, by_activation
 from bochner.models import Model
 from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive
-from bochner.training.map import Recipe, fit_stacks, sgd
+from bochner.training.map import Recipe, StackRows, fit_stacks, sgd
 
 # Sets of each experiment, and rows of a minibatch.
 SETS: dict[str, dict[str, int]] = {
@@ -133,12 +133,9 @@ class Sweep:
         )
         fit = fit_stacks(
             [model for cell in cells for model in nets[cell]],
-            self.data.x,
-            self.data.y,
+            StackRows(self.data.x, self.data.y, rows.repeat(len(cells), 1), self.data.train.shape[1]),
             recipe,
             seed=self.bench.seeds[:folds].tolist() * len(cells),
-            rows=rows.repeat(len(cells), 1),
-            num_data=self.data.train.shape[1],
             progress=self.progress,
         )
         return nets, dict(zip(cells, fit.diverged.split(folds), strict=True))

@@ -20,7 +20,7 @@ from bochner.experiments.uci.data import score_folds
 from bochner.experiments.uci.protocols import PROTOCOLS, Bench
 from bochner.experiments.zoo import Shape, build
 from bochner.models import Model
-from bochner.posteriors.swag import DivergedError, Swag
+from bochner.posteriors.swag import DivergedError, Snapshots, Swag
 from bochner.training.map import Recipe, fit_map
 
 SWAG_RANK = 20  # deviations that the low-rank part of SWAG's covariance keeps
@@ -61,18 +61,9 @@ class _Stack:
         """Metrics of every network of the first folds on its test rows (F, m), after SWAG on its rows (F, n) at its rate."""
         data, config = self.bench.data, self.bench.config
         collected, tested = fit_rows.repeat(len(self.names), 1), test_rows.repeat(len(self.names), 1)
-        swag = Swag(
-            nets,
-            data.x,
-            data.y,
-            lr=rates,
-            seed=self.seeds[: len(fit_rows)] * len(self.names),
-            rows=collected,
-            epochs=config.swag_epochs,
-            rank=SWAG_RANK,
-            batch_size=self.bench.batch,
-            precision=config.precision,
-        )
+        seeds = self.seeds[: len(fit_rows)] * len(self.names)
+        snapshots = Snapshots(rates, config.swag_epochs, SWAG_RANK, self.bench.batch, seeds, config.precision)
+        swag = Swag(nets, data.x, data.y, snapshots, rows=collected)
         generator = torch.Generator(config.device).manual_seed(config.seed)
         prediction = swag.predict(data.x[tested], draws, own=True, generator=generator)
         return score_folds(prediction, data.y[tested])
