@@ -92,7 +92,7 @@ def test_dtype(dtype):
     assert layer(torch.zeros(1, 3, dtype=dtype)).dtype == dtype
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.gpu
 def test_cuda_equals_cpu(generator):
     cpu, gpu = make(dtype=torch.float64), make(dtype=torch.float64, device="cuda")
     x = torch.randn(5, 3, generator=generator, dtype=torch.float64)
