@@ -4,6 +4,7 @@ Each returns the value, or raises a ValueError with the argument's name, what wa
 """
 
 import operator
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any, TypeGuard
 
@@ -64,6 +65,11 @@ def probability(name: str, value: Any, *, zero: bool = False) -> float:
         limits = "in [0, 1)" if zero else "between 0 and 1"
         raise ValueError(f"The {name} parameter must lie {limits}, got {shown(value)} instead.")
     return number
+
+
+def as_sequence(value: Any, num: int = 1) -> list[Any]:
+    """The values of a sequence; or one value, ``num`` times."""
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value] * num
 
 
 def seed_number(name: str, value: Any) -> int:

@@ -300,6 +300,7 @@ def tune_marginal(
         The log marginal likelihood before each step, with the log prior up to a constant.
     """
     _check_tuning(model, x, y, prior_std)
+    assert isinstance(model.likelihood, Gaussian)
     x, y = x.detach(), y.detach()
     tuned = [model.layer.log_lengthscale]
     if train_features:

@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 from torch.utils._pytree import tree_map
 
-from bochner.arguments import dense_tensor, positive_number, shown, whole_number
+from bochner.arguments import as_sequence, dense_tensor, positive_number, shown, whole_number
 from bochner.errors import one_of
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian
@@ -71,8 +71,7 @@ STRUCTURES: dict[str, type[Curvature]] = {
 
 def _positive_numbers(name: str, values: float | Sequence[float]) -> list[float]:
     """Positive numbers from one or several."""
-    several = isinstance(values, Sequence) and not isinstance(values, str)
-    return [positive_number(name, value) for value in (values if several else [values])]
+    return [positive_number(name, value) for value in as_sequence(values)]
 
 
 class Laplace:

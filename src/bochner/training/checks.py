@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bochner.arguments import dense_tensor, finite_tensor
+from bochner.arguments import as_sequence, dense_tensor, finite_tensor
 from bochner.likelihoods import Categorical
 from bochner.models import Model
 
 
 def as_list(model: Model | Sequence[Model]) -> list[Model]:
     """One network or several as a list, after checking that they are Models."""
-    models = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
+    models: list[Model] = as_sequence(model)
     if not models:
         raise ValueError("The model parameter must be a network or a list of at least one, got an empty list.")
     for member in models:

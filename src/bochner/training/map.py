@@ -17,7 +17,7 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
-from bochner.arguments import described, is_dense, positive_number, seed_number, shown, whole_number
+from bochner.arguments import as_sequence, described, is_dense, positive_number, seed_number, shown, whole_number
 from bochner.errors import one_of
 from bochner.layers import StationaryLayer
 from bochner.models import Model
@@ -86,8 +86,7 @@ class Recipe:
 
     def rates(self, num: int) -> list[float]:
         """The learning rates of ``num`` networks."""
-        several = isinstance(self.lr, Sequence) and not isinstance(self.lr, str)
-        return [positive_number("lr", rate, bounded=False) for rate in (self.lr if several else [self.lr] * num)]
+        return [positive_number("lr", rate, bounded=False) for rate in as_sequence(self.lr, num)]
 
     @classmethod
     def paper(cls, lr: float | Sequence[float], *, epochs: int = 100, batch_size: int = 50) -> "Recipe":
@@ -184,8 +183,7 @@ def _until(stop: Event | None, epochs: Iterable[int]) -> Iterator[int]:
 
 def _seeds(seed: int | Sequence[int], num: int) -> Tensor:
     """One seed for each of ``num`` networks."""
-    several = isinstance(seed, Sequence) and not isinstance(seed, str)
-    seeds = [seed_number("seed", value) for value in (seed if several else [seed] * num)]
+    seeds = [seed_number("seed", value) for value in as_sequence(seed, num)]
     if len(seeds) != num:
         raise ValueError(f"The seed parameter must be one number or {num}, got {len(seeds)} instead.")
     return torch.tensor(seeds)
