@@ -536,6 +536,7 @@ def test_whole_numbers_may_be_inputs():
     torch.manual_seed(0)
     extractor = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 4)).double()
     model = Model(StationaryLayer(4, 6, dtype=torch.float64), 2, Categorical(), extractor=extractor)
+    extractor[0].requires_grad_(False)  # Laplace leaves a table of vectors out, and warns unless it is frozen
     x, y = torch.randint(10, (20, 3)), torch.arange(20) % 2
     assert Laplace(model, x, y).predict(x).probabilities.shape == (20, 2)
 
