@@ -17,11 +17,11 @@ from bochner.predictive import CategoricalPredictive, Predictive
 from bochner.training.checks import check_model
 from bochner.training.loaders import Batches, over_batches
 
-KEPT = 2**26  # numbers of float64 in half a GiB
+KEPT = 2**26  # largest count of float64 features that are kept in memory: half a GiB
 
 
 class FeatureRows:
-    """What is computed from the training rows, in pieces, again and again: kept while it takes at most half a GiB.
+    """Features of the training rows, in pieces: kept in memory up to half a GiB, computed again in every pass beyond.
 
     Args:
         compute: Features of a piece of rows, with what belongs to them.
@@ -215,7 +215,7 @@ def seed_of(generator: torch.Generator | None) -> int:
 
 
 def covariance_factor(covariance: Tensor) -> Tensor:
-    """Lower Cholesky factors in float64 of covariances (..., c, c), which may be singular: what they are rounded by is added."""
+    """Lower Cholesky factors in float64 of covariances (..., c, c), which may be singular: rounding is added to the diagonal."""
     classes, numbers = covariance.shape[-1], torch.finfo(covariance.dtype)
     rounding = 4 * classes * numbers.eps * covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].double()
     eye = torch.eye(classes, dtype=torch.float64, device=covariance.device)
@@ -226,7 +226,7 @@ def average_classes(mean: Tensor, covariance: Tensor, *, samples: int, seed: int
     """Class probabilities averaged over Gaussian outputs with means (n, c) and covariances (n, c, c).
 
     The draws are a scrambled Sobol sequence, the same for every row: the answer for a row does not depend on the rows beside it.
-    Each draw serves once for every turn of its entries, so that no class is favoured by chance.
+    Each draw is used once in every rotation of its entries, so that no class is favoured by chance.
     """
     mean, classes = mean.double(), mean.shape[-1]
     factor = covariance_factor(covariance)

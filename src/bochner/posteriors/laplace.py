@@ -56,9 +56,13 @@ from bochner.training.checks import as_stack, check_data
 from bochner.training.loaders import Batches, over_batches
 
 CHUNK = 256  # held-out rows that are processed at a time
-SEARCH_DRAWS = 32  # of the outputs of a held-out row, for each prior and temperature that is tried
-TEMPERATURE_SPREAD = 0.5  # prior standard deviation of the log temperature: most networks are within a factor of two
-MULTIPLIERS = tuple(10.0 ** (k / 2) for k in range(-4, 13))  # of the prior precision that are tried: 0.01 to a million
+SEARCH_DRAWS = 32  # draws of the outputs of a held-out row, for each prior and temperature that is tried
+TEMPERATURE_SPREAD = (
+    0.5  # prior standard deviation of the log temperature: most temperatures are within a factor of 2 of 1
+)
+MULTIPLIERS = tuple(
+    10.0 ** (k / 2) for k in range(-4, 13)
+)  # factors on the prior precision that are tried, 0.01 to 10⁶
 
 STRUCTURES: dict[str, type[Curvature]] = {
     "kfac": Kron,
@@ -90,8 +94,8 @@ class Laplace:
         chunk: Rows of a tensor that are processed at a time.
 
     Attributes:
-        prior_multipliers: What the prior precision of each covered layer is multiplied by.
-        temperature: What the outputs of every draw are divided by, for classes.
+        prior_multipliers: Factor on the prior precision of each covered layer.
+        temperature: Number that the outputs of every draw are divided by, for classes.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class Laplace:
         if y is not None:
             dense_tensor("y", y)
         self.single = isinstance(model, Model)
-        self.model = copy.deepcopy(models[0])  # whose hooks and parameters nobody else uses
+        self.model = copy.deepcopy(models[0])  # a copy: its hooks and parameters are not shared
         self.own_data = y is not None and y.ndim == (3 if isinstance(self.model.likelihood, Gaussian) else 2)
         for member in models:
             member.eval()
@@ -186,8 +190,8 @@ class Laplace:
     ) -> list[float]:
         """Chooses the multipliers of the prior precision, and for classes the temperature.
 
-        With held-out rows the multiplier is the smallest one, and so the posterior the widest, that these rows do not speak
-        against by more than a standard error: among rows like them a narrow posterior may do as well, elsewhere it is too sure.
+        With held-out rows it is the smallest multiplier, and so the widest posterior, whose log probability of these rows is
+        within a standard error of the best. A narrow posterior may be as good near the data; elsewhere it is too sure.
         Without them it is the one with the largest marginal likelihood; the model layer, whose weights and phases are not
         Gaussian, then keeps the prior that it has, and so does the temperature.
 
@@ -325,9 +329,9 @@ def _tune_by_rows(posterior: Laplace, rows: list[tuple[Tensor, Tensor]], tried: 
         posterior.set_prior(multipliers)
         return _best_temperature(posterior, [(posterior.output_moments(xb), yb) for xb, yb in rows])
 
-    found = [held_out(multiplier) for multiplier in tried]
-    smallest = int(not_spoken_against(torch.stack([logs for logs, _ in found])).nonzero().min())
-    every, posterior.temperature = [tried[smallest]] * len(posterior.layers), found[smallest][1]
+    scores = [held_out(multiplier) for multiplier in tried]
+    smallest = int(not_spoken_against(torch.stack([logs for logs, _ in scores])).nonzero().min())
+    every, posterior.temperature = [tried[smallest]] * len(posterior.layers), scores[smallest][1]
     for i in range(len(posterior.layers)) if per_layer else ():
         others = {m: held_out([*every[:i], m, *every[i + 1 :]]) for m in tried}
         every[i] = max(others, key=lambda m: float(others[m][0].mean()))

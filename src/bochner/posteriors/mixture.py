@@ -12,7 +12,7 @@ from bochner.models import Model
 from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 
 Parameters = dict[str, Tensor]
-EXCHANGED = threading.Lock()  # while a module computes with other parameters than its own: one thread at a time
+EXCHANGED = threading.Lock()  # held while a module computes with exchanged parameters: one thread at a time
 
 
 @torch.no_grad()

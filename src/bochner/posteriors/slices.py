@@ -26,10 +26,8 @@ from bochner.models import Model
 from bochner.posteriors.samples import Sampled, Sampling
 from bochner.training.checks import check_data
 
-LENGTHSCALE_PRIOR, NOISE_PRIOR = (
-    (2.0, 0.5),
-    (0.5, 1.0),
-)  # shape and rate of the Gamma priors, as in layers and likelihoods
+LENGTHSCALE_PRIOR = (2.0, 0.5)  # shape and rate of its Gamma prior, as in ``layers``
+NOISE_PRIOR = (0.5, 1.0)  # shape and rate of its Gamma prior, as in ``likelihoods``
 TWO_PI = 2 * math.pi
 
 
@@ -101,7 +99,7 @@ class Collapsed:
 
 @dataclass
 class _Chains:
-    """Where the chains are.
+    """The state of all chains.
 
     Attributes:
         v: Numbers of the units, (chains, units, numbers).
@@ -117,12 +115,12 @@ class _Chains:
 
     @property
     def lengthscale(self) -> Tensor:
-        """Of each chain."""
+        """Lengthscale of each chain."""
         return _gamma(self.scales[:, 0], LENGTHSCALE_PRIOR)
 
     @property
     def noise(self) -> Tensor:
-        """Of each chain."""
+        """Noise of each chain."""
         return _gamma(self.scales[:, 1], NOISE_PRIOR)
 
 
@@ -187,7 +185,7 @@ def _slice(
     """One step of every chain along an ellipse through its place, (chains, numbers), and a draw from the prior.
 
     Args:
-        chains: Whose outputs and log likelihoods are brought up to date.
+        chains: The chains; their outputs and log likelihoods are updated.
         here: The numbers that move.
         propose: Outputs of the units and log likelihood of some chains, given by their places, at other numbers.
         generator: Source of randomness.
@@ -196,36 +194,36 @@ def _slice(
     other = torch.randn(here.shape, generator=generator, dtype=torch.float64)
     start = torch.rand(2, count, generator=generator, dtype=torch.float64)
     floor, angle = chains.level + start[0].log(), TWO_PI * start[1]
-    low, high, found, left = angle - TWO_PI, angle.clone(), here.clone(), torch.arange(count)
+    low, high, place, left = angle - TWO_PI, angle.clone(), here.clone(), torch.arange(count)
     while len(left):
         turn = angle[left, None]
         moved = here[left] * turn.cos() + other[left] * turn.sin()
         h, level = propose(moved, left)
         good = level > floor[left]
         accepted = left[good]
-        found[accepted], chains.h[accepted], chains.level[accepted] = moved[good], h[good], level[good]
+        place[accepted], chains.h[accepted], chains.level[accepted] = moved[good], h[good], level[good]
         left = left[~good]
         negative = angle[left] < 0
         low[left] = torch.where(negative, angle[left], low[left])
         high[left] = torch.where(negative, high[left], angle[left])
         share = torch.rand(len(left), generator=generator, dtype=torch.float64)
         angle[left] = low[left] + share * (high[left] - low[left])
-    return found
+    return place
 
 
 def _parameters(target: Collapsed, chains: _Chains, generator: torch.Generator) -> dict[str, Tensor]:
-    """The network's own parameters at the chains' places, with output weights drawn given all others."""
+    """The network's parameters in every chain, with output weights drawn from their conditional distribution."""
     factor, mean = target.posterior(chains.h, chains.noise)
     normal = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
     weights = mean + torch.linalg.solve_triangular(factor.mT, normal[..., None], upper=True)[..., 0]
     weight, bias = target.units(chains.v)
     amplitude, width = float(target.model.amplitude), target.layer.out_features
-    found = {"layer.weight": weight, "likelihood.log_noise": chains.noise.log()}
-    found["layer.log_lengthscale"] = chains.lengthscale.log()
+    named = {"layer.weight": weight, "likelihood.log_noise": chains.noise.log()}
+    named["layer.log_lengthscale"] = chains.lengthscale.log()
     if bias is not None:
         uniform = target.layer.activation.bias == "uniform"
-        found["layer.bias"] = torch.logit((bias / math.pi + 1) / 2) if uniform else bias.clone()
-    found["output.weight"] = weights[:, None, :width] / amplitude
+        named["layer.bias"] = torch.logit((bias / math.pi + 1) / 2) if uniform else bias.clone()
+    named["output.weight"] = weights[:, None, :width] / amplitude
     if target.model.output.bias is not None:
-        found["output.bias"] = weights[:, width:]
-    return found
+        named["output.bias"] = weights[:, width:]
+    return named

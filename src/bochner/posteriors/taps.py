@@ -1,4 +1,4 @@
-"""Where a network's layers are listened to: their inputs, and the gradients in their pre-activations."""
+"""Taps of a network's layers: they record each layer's inputs and the gradients in its pre-activations."""
 
 import math
 import warnings
@@ -20,7 +20,7 @@ from bochner.priors.spectra import Matern
 
 @dataclass(frozen=True)
 class Tap:
-    """A layer with weights: where to listen to its input and to nudge its pre-activation.
+    """A layer with weights whose input is recorded and whose pre-activation gets a small addition, to differentiate in it.
 
     Attributes:
         name: Dotted name in the model.

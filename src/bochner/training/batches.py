@@ -1,4 +1,4 @@
-"""Where the batches of a stack come from: rows of two tensors, or a loader."""
+"""Sources of batches for a stack of networks: rows of two tensors, or a loader."""
 
 from collections.abc import Iterator
 
@@ -10,12 +10,12 @@ from bochner.training.randomness import counter_permutation
 
 
 class Minibatches:
-    """Rows of two tensors, cut into minibatches: every member has rows of its own, in an order of its own in every epoch.
+    """Minibatches of the rows of two tensors: each network sees the rows that are its part, shuffled in every epoch.
 
     Args:
         x: Inputs, (N, ...).
         y: Targets, (N, ...).
-        rows: Which rows each member sees, (E, n).
+        rows: Which rows each network sees, (E, n).
         size: Rows of a minibatch.
         seeds: Seeds of the shuffles, (E,).
     """
@@ -24,40 +24,42 @@ class Minibatches:
 
     def __init__(self, x: Tensor, y: Tensor, rows: Tensor, size: int, seeds: Tensor) -> None:
         self.x, self.y = x, y
-        first, self.group = _alike(seeds, rows)
+        first, self.group = _equal_members(seeds, rows)
         self.rows, self.seeds = rows[first], seeds[first]
         self.sizes = [min(size, rows.shape[1] - start) for start in range(0, rows.shape[1], size)]
         self.order = self.rows.clone()
         self.position = torch.zeros((), dtype=torch.int64, device=x.device)
 
     def epoch(self, number: int) -> Iterator[int]:
-        """Shuffles; then gives the size of each minibatch in turn."""
+        """Shuffles the rows; returns the sizes of the minibatches, in order."""
         self.order.copy_(self.rows.gather(1, counter_permutation(self.seeds, number, self.rows.shape[1])))
         self.position.zero_()
         return iter(self.sizes)
 
     def take(self, rows: int) -> tuple[Tensor, Tensor]:
-        """The next rows of every member, (E, rows, ...): operations that a graph can hold."""
+        """The next rows of every network, (E, rows, ...), by operations that a CUDA graph can record."""
         index = self.order.index_select(1, self.position + torch.arange(rows, device=self.x.device))
         if len(index) == len(self.group):
             return self.x[index], self.y[index]
         return self.x[index][self.group], self.y[index][self.group]
 
     def advance(self, rows: int) -> None:
-        """Moves on by that many rows."""
+        """Moves the position forward by a number of rows."""
         self.position += rows
 
 
-def _alike(seeds: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Members of the same seed and rows see the same batches: the first member of each such group, and each member's group."""
-    everyone = torch.arange(len(seeds), device=seeds.device)
+def _equal_members(seeds: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The first network of each group with equal seed and rows, and each network's group: a group shares its batches."""
+    members = torch.arange(len(seeds), device=seeds.device)
     first, group = distinct(seeds)
-    same = len(first) < len(seeds) and all(torch.equal(own, rows[first[g]]) for own, g in zip(rows, group, strict=True))
-    return (first, group) if same else (everyone, everyone)
+    same = len(first) < len(seeds) and all(
+        torch.equal(member_rows, rows[first[g]]) for member_rows, g in zip(rows, group, strict=True)
+    )
+    return (first, group) if same else (members, members)
 
 
 def distinct(seeds: Tensor) -> tuple[Tensor, Tensor]:
-    """The first member with each seed, in the order of the members, and for each member the number of its seed."""
+    """The first network with each seed, in order, and for each network the number of its seed among them."""
     numbers: dict[int, int] = {}
     group = [numbers.setdefault(seed, len(numbers)) for seed in seeds.tolist()]
     first = [group.index(number) for number in range(len(numbers))]
@@ -65,11 +67,11 @@ def distinct(seeds: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class LoadedBatches:
-    """The batches of a loader, the same for every member. Several processes may each give a share of every batch.
+    """The batches of a loader, the same for every network. Several processes may each give a share of every batch.
 
     Args:
-        batches: The loader's pairs.
-        members: Number E of members.
+        batches: The pairs (x, y) of the loader.
+        members: Number E of networks.
     """
 
     def __init__(self, batches: Batches, members: int) -> None:
@@ -78,15 +80,15 @@ class LoadedBatches:
         self.sizes = [len(self.held[0])]
 
     def epoch(self, _: int) -> Iterator[int]:
-        """Gives the size of each batch in turn, and holds the batch."""
+        """Yields the size of each batch, while ``take`` returns that batch."""
         for pair in self.batches:
             self.held = pair
             yield len(pair[0])
 
     def take(self, _: int) -> tuple[Tensor, Tensor]:
-        """The batch that is held, (E, rows, ...)."""
+        """The present batch, once for every network, (E, rows, ...)."""
         x, y = (t.expand(self.members, *t.shape) for t in self.held)
         return x, y
 
     def advance(self, rows: int) -> None:
-        """Nothing: the next batch comes from the loader."""
+        """Does nothing: the loader moves on by itself."""

@@ -23,7 +23,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # positional, and by name
 
 
 def split_batch(batch: Any) -> tuple[Inputs, Any]:
-    """Inputs of a batch, positional and by name, and its targets, if any."""
+    """Inputs of a batch, positional and by name, and its targets or None."""
     if isinstance(batch, Tensor):
         return ((batch,), {}), None
     if isinstance(batch, Mapping):
@@ -38,7 +38,7 @@ def split_batch(batch: Any) -> tuple[Inputs, Any]:
 
 
 def targets_of(batch: Any) -> Tensor:
-    """The targets of a batch, which must have some."""
+    """The targets of a batch, as a tensor."""
     targets = split_batch(batch)[1]
     if targets is None:
         what = f"a dictionary of {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else "inputs alone"
@@ -50,7 +50,7 @@ def targets_of(batch: Any) -> Tensor:
 
 
 def first_batch(loader: Any) -> Any:
-    """A loader's first batch, after a look at whether it can be gone through again."""
+    """A loader's first batch, after checking that the loader can be gone through more than once."""
     if not isinstance(loader, Iterable) or isinstance(loader, str | Mapping) or iter(loader) is loader:
         raise ValueError(
             "The loader parameter must be something that can be gone through more than once, such as a DataLoader or a list; "
@@ -62,7 +62,7 @@ def first_batch(loader: Any) -> Any:
 
 
 def as_model_takes(value: Tensor, like: Tensor) -> Tensor:
-    """On the device of ``like``, and numbers that are not whole in its floating-point type."""
+    """A tensor on the device of ``like``, without gradient; floating-point numbers in the type of ``like``."""
     return value.detach().to(like.device, like.dtype if value.is_floating_point() else value.dtype)
 
 
@@ -78,10 +78,10 @@ def one_input(batch: Any, number: int, like: Tensor) -> Tensor:
 
 
 class Batches:
-    """Pairs (x, y) for a model, again and again, on its device and in its floating-point type.
+    """Pairs (x, y) of a tensor pair or a loader, on a model's device and in its floating-point type; may be gone through often.
 
     Args:
-        model: The model that they are for.
+        model: The model that will read them.
         x: Inputs, (N, ...); or a loader of (x, y), or of dictionaries with the targets under 'labels' or the like.
         y: Targets, (N, ...); None with a loader.
         size: Rows of a batch that is cut from tensors.
@@ -102,7 +102,7 @@ class Batches:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes have other rows."""
+        """Whether each process has a different share of the rows."""
         return self.is_loader and workers() > 1
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -140,28 +140,28 @@ class Batches:
             return len(self.x)
         sizes = [len(x) for x, _ in self]
         if self.shared:
-            everyone: list[Any] = [None] * workers()
-            torch.distributed.all_gather_object(everyone, sizes)
-            if len({len(own) for own in everyone}) > 1:
+            all_sizes: list[Any] = [None] * workers()
+            torch.distributed.all_gather_object(all_sizes, sizes)
+            if len({len(counts) for counts in all_sizes}) > 1:
                 raise ValueError(
                     "The loaders must give as many batches in every process, or processes would wait for each other; got "
-                    f"{', '.join(str(len(own)) for own in everyone)}. DistributedSampler sees to that."
+                    f"{', '.join(str(len(counts)) for counts in all_sizes)}. DistributedSampler sees to that."
                 )
-            sizes = [size for own in everyone for size in own]
+            sizes = [size for counts in all_sizes for size in counts]
         return sum(sizes)
 
     def of_all_processes(self) -> list[tuple[Tensor, Tensor]]:
-        """The pairs of all processes: for a few hundred rows that everyone needs."""
-        own = list(self)
+        """The pairs of all processes, for a few hundred rows that every process needs."""
+        pairs_here = list(self)
         if not self.shared:
-            return own
-        everyone: list[Any] = [None] * workers()
-        torch.distributed.all_gather_object(everyone, [(x.cpu(), y.cpu()) for x, y in own])
+            return pairs_here
+        all_pairs: list[Any] = [None] * workers()
+        torch.distributed.all_gather_object(all_pairs, [(x.cpu(), y.cpu()) for x, y in pairs_here])
         device = self.model.layer.weight.device
-        return [(x.to(device), y.to(device)) for pairs in everyone for x, y in pairs]
+        return [(x.to(device), y.to(device)) for pairs in all_pairs for x, y in pairs]
 
     def over_processes(self, total: Tensor) -> Tensor:
-        """The sum of what every process has summed over its own rows."""
+        """The sum over all processes of what each has summed over its rows."""
         if self.shared:
             torch.distributed.all_reduce(total)
         return total
@@ -177,7 +177,7 @@ Answer = TypeVar("Answer", bound=Predictive)
 
 
 def over_batches(predict: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Lets a posterior's ``predict`` take a loader in place of a tensor: batch after batch, with labels left aside."""
+    """Lets a posterior's ``predict`` take a loader in place of a tensor: it predicts batch by batch and ignores labels."""
 
     @functools.wraps(predict)
     def wrapper(self: Any, x: Any, *args: Any, **options: Any) -> Answer:

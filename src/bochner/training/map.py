@@ -47,7 +47,7 @@ def half_cosine(progress: float) -> float:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train.
+    """Settings of training: epochs, batches, optimiser and learning rates.
 
     Attributes:
         epochs: Passes over the data.
@@ -96,7 +96,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Fit:
-    """What training did.
+    """The losses of a training run, and which networks diverged.
 
     Attributes:
         loss: Mean minibatch loss (minus log joint over N) of every epoch, (epochs, E); its Gaussian priors are those at the
@@ -151,7 +151,7 @@ def fit_map(
         recipe: How to train; ``Recipe()`` by default. Its batch size does not concern a loader.
         seed: Seed of shuffles and dropout, one for each network. A network in a stack trains as it would alone with its seed.
         rows: Which rows each network sees, (E, n) integers: folds of one data set. All of them by default.
-        num_data: What the prior is weighed against; the number of rows by default, which takes a pass over a loader.
+        num_data: Number of rows that the prior is weighed against; all rows by default, for which a loader is gone through once.
         after_epoch: Called at the end of every epoch with the trained parameters, each (E, ...); they change afterwards.
         progress: Whether to show a progress bar.
         stop: Ends training at the next epoch once it is set, from another thread.
@@ -177,7 +177,7 @@ def fit_map(
 
 
 def _until(stop: Event | None, epochs: Iterable[int]) -> Iterator[int]:
-    """Epochs until somebody says stop."""
+    """Epochs until the event ``stop`` is set."""
     return itertools.takewhile(lambda _: stop is None or not stop.is_set(), epochs)
 
 
@@ -190,7 +190,7 @@ def _seeds(seed: int | Sequence[int], num: int) -> Tensor:
 
 
 def _source(batches: Batches, rows: Tensor | None, seeds: Tensor, num: int) -> Minibatches | LoadedBatches:
-    """Where the batches of a stack of ``num`` networks come from."""
+    """The source of batches of a stack of ``num`` networks."""
     if batches.is_loader:
         if rows is not None:
             raise ValueError("The rows parameter needs tensors: with a loader all networks see all of its batches.")
@@ -218,7 +218,7 @@ def _num_data(batches: Batches, source: Minibatches | LoadedBatches, num_data: i
 
 
 def _rates(recipe: Recipe, num: int) -> Tensor:
-    """The learning rate of each of ``num`` networks, after a look at the recipe's numbers."""
+    """The learning rate of each of ``num`` networks."""
     if not isinstance(recipe, Recipe):
         raise ValueError(f"The recipe parameter must be a Recipe, got {shown(recipe)} instead.")
     rates = recipe.rates(num)
@@ -263,15 +263,15 @@ def fit_stacks(
     stop = Event()
 
     def fit(cut: slice, show: bool) -> Fit:
-        own = replace(recipe, lr=rates[cut])
-        chosen: Any = {
+        part_recipe = replace(recipe, lr=rates[cut])
+        options: Any = {
             "seed": seeds[cut],
             "rows": data.rows[cut],
             "num_data": data.num_data,
             "progress": show,
             "stop": stop,
         }
-        return fit_map(models[cut], data.x, data.y, own, **chosen)
+        return fit_map(models[cut], data.x, data.y, part_recipe, **options)
 
     if models[0].layer.weight.is_cuda:
         fits = [fit(cut, progress) for cut in cuts]

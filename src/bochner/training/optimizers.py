@@ -1,4 +1,4 @@
-"""Optimisers of stacks: every member of a stack of parameters may have a learning rate of its own."""
+"""Optimisers of stacks of parameters, in which every network may have another learning rate."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,13 +34,13 @@ class FusedAdam:
     def step(self) -> None:
         """Moves every parameter against its gradient, to which weight decay is added."""
         for group, state in zip(self.param_groups, self.state, strict=True):
-            parameters, steps = group["params"], [own[2] for own in state]
+            parameters, steps = group["params"], [moments[2] for moments in state]
             torch._foreach_add_(steps, 1)
             torch._fused_adam_(
                 parameters,
                 [p.grad for p in parameters],
-                [own[0] for own in state],
-                [own[1] for own in state],
+                [moments[0] for moments in state],
+                [moments[1] for moments in state],
                 [],
                 steps,
                 lr=group["lr"],

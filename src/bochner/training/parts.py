@@ -36,7 +36,7 @@ class _Head(nn.Module):
 
 
 class _HeadConstants(nn.Module):
-    """What products with a head's weights need beside them: factors of z, intercepts of the wave, the output weights."""
+    """Constants of a head for its matrix products: factors of z, intercepts of the wave, and output weights."""
 
     def __init__(self, head: _Head) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class _HeadConstants(nn.Module):
 
 
 class _HeadPrior(nn.Module):
-    """The log prior of a model layer and of the amplitude: what weight decay does not stand for."""
+    """The log prior of a model layer and of the amplitude, which weight decay cannot express."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -60,9 +60,9 @@ class _HeadPrior(nn.Module):
         return self.layer.log_prior() + amplitude_log_prior(self.output.log_amplitude, jacobian=False)
 
     def slopes(self, parameters: Parameters) -> Parameters:
-        """Gradients in the parameters given by name, in closed form; without those that are zero everywhere."""
-        own = {n.removeprefix("layer."): p for n, p in parameters.items() if n.startswith("layer.")}
-        slopes = {f"layer.{n}": slope for n, slope in self.layer.log_prior_slopes(own).items()}
+        """Gradients in named parameters, in closed form; those that are zero everywhere are left out."""
+        of_layer = {n.removeprefix("layer."): p for n, p in parameters.items() if n.startswith("layer.")}
+        slopes = {f"layer.{n}": slope for n, slope in self.layer.log_prior_slopes(of_layer).items()}
         if "output.log_amplitude" in parameters:
             slopes["output.log_amplitude"] = 1 - parameters["output.log_amplitude"].exp()
         return slopes
@@ -130,21 +130,21 @@ def _head_priors(models: list[Model], head: Part) -> Iterator[tuple[_HeadPrior, 
 
 
 class StackedNetworks:
-    """The members' numbers, and what they compute.
+    """The parameters of all networks of a stack, their outputs, losses and priors.
 
     Args:
         models: The networks, those of one activation side by side.
-        num_data: What the priors are weighed against.
+        num_data: Number of rows that the priors are weighed against.
     """
 
     def __init__(self, models: list[Model], num_data: int) -> None:
         self.models, self.num_data = models, num_data
-        activations, everyone = activation_runs(models), slice(0, len(models))
+        activations, every_member = activation_runs(models), slice(0, len(models))
         for model in models:
             model.train()
-        self.extractor = Part.of([m.extractor for m in models], everyone, "extractor.")
+        self.extractor = Part.of([m.extractor for m in models], every_member, "extractor.")
         self.heads = [Part.of([_Head(m) for m in models[s]], s, "") for s in activations]
-        self.likelihood = Part.of([_Likelihood(m, num_data) for m in models], everyone, "")
+        self.likelihood = Part.of([_Likelihood(m, num_data) for m in models], every_member, "")
         self.parts = [self.extractor, *self.heads, self.likelihood]
         self.decay = models[0].precisions()
         self.is_fast = models[0].layer.weight.is_cuda and fused.is_plain(self.extractor.module)
@@ -165,11 +165,11 @@ class StackedNetworks:
     def losses(self, x: Tensor, y: Tensor, dropouts: dict[str, fused.Dropout]) -> Tensor:
         """Minus the mean log likelihood of each member's rows, and the noise's prior over N: (E,)."""
         z = self._extract(x, dropouts).split([h.members.stop - h.members.start for h in self.heads])
-        f = torch.cat([self._run_head(head, own) for head, own in zip(self.heads, z, strict=True)])
+        f = torch.cat([self._run_head(head, inputs) for head, inputs in zip(self.heads, z, strict=True)])
         return self.likelihood(f, y)
 
     def leaves(self) -> list[Tensor]:
-        """What losses are differentiated by, in the order of ``named_parameters``."""
+        """The tensors in which losses are differentiated, in the order of ``named_parameters``."""
         return [self.copies.get(part.prefix + name, value) for part, name, value in self.named_parameters()]
 
     def _extract(self, x: Tensor, dropouts: dict[str, fused.Dropout]) -> Tensor:
@@ -196,12 +196,12 @@ class StackedNetworks:
 
     @torch.no_grad()
     def add_head_priors(self, gradients: list[Tensor]) -> None:
-        """Adds what the priors of the heads contribute to gradients in the order of ``leaves``."""
-        own = {id(p): g for p, g in zip(self.leaves(), gradients, strict=True)}
+        """Adds the gradients of the heads' priors to gradients in the order of ``leaves``."""
+        gradient_of = {id(p): g for p, g in zip(self.leaves(), gradients, strict=True)}
         for head in self.heads:
             for prior, run in _head_priors(self.models, head):
                 for name, slope in prior.slopes({n: p.detach()[run] for n, p in head.parameters.items()}).items():
-                    own[id(head.parameters[name])][run].sub_(slope, alpha=1 / self.num_data)
+                    gradient_of[id(head.parameters[name])][run].sub_(slope, alpha=1 / self.num_data)
 
     @torch.no_grad()
     def prior(self) -> Tensor:
@@ -228,10 +228,10 @@ class StackedNetworks:
 
     @torch.no_grad()
     def restore(self, diverged: Tensor, good: list[Tensor]) -> None:
-        """Gives diverged members the numbers they had when the epoch began."""
+        """Restores the numbers that diverged networks had when the epoch began."""
         members = [part.members for part in self.parts for _ in part.parameters | part.buffers]
-        for value, before, own in zip(self.numbers(), good, members, strict=True):
-            value.copy_(torch.where(diverged[own].reshape(-1, *[1] * (value.ndim - 1)), before, value))
+        for value, before, part in zip(self.numbers(), good, members, strict=True):
+            value.copy_(torch.where(diverged[part].reshape(-1, *[1] * (value.ndim - 1)), before, value))
         for name, copy in self.copies.items():
             copy.detach().copy_(self.extractor.parameters[name.removeprefix(self.extractor.prefix)])
 
@@ -244,7 +244,7 @@ class StackedNetworks:
         """Puts the stacked numbers into the networks, which leave in evaluation mode.
 
         Args:
-            processes: How many have trained the same networks, each on rows of its own.
+            processes: Number of processes that have trained the same networks, each on its share of the rows.
         """
         if processes > 1:  # BatchNorm has seen other rows in every process
             for value in (b for b in self.extractor.buffers.values() if b.is_floating_point()):
@@ -252,8 +252,8 @@ class StackedNetworks:
                 value /= processes
         for part in self.parts:
             for name, value in (part.parameters | part.buffers).items():
-                for model, own in zip(self.models[part.members], value, strict=True):
+                for model, member_value in zip(self.models[part.members], value, strict=True):
                     target = model.get_submodule((part.prefix + name).rpartition(".")[0])
-                    getattr(target, name.rpartition(".")[2]).copy_(own)
+                    getattr(target, name.rpartition(".")[2]).copy_(member_value)
         for model in self.models:
             model.eval()

@@ -1,13 +1,14 @@
 """Random numbers that depend on a seed and a counter alone, for many networks at once.
 
-A stack of networks must draw the same shuffles and dropout masks as each network alone. A generator per network would
-mean a loop over them; a hash of (seed, stream, index) does not.
+A stack of networks must draw the same shuffles and dropout masks as each network alone. A hash of (seed, stream, index)
+gives them for all networks in one operation; generators would need a loop. Streams are numbered: epochs of shuffles from
+0, dropout masks from ``DROPOUT_STREAMS``, so that no two draws share numbers.
 """
 
 import torch
 from torch import Tensor
 
-DROPOUT_STREAMS = 2**40  # where the streams of dropout begin: those below are of shuffles, one an epoch
+DROPOUT_STREAMS = 2**40  # number of the first stream of dropout masks; the streams below are of shuffles, one an epoch
 
 _GOLDEN, _MIX1, _MIX2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
 

@@ -22,7 +22,7 @@ from bochner.training.randomness import DROPOUT_STREAMS, counter_mask
 
 
 def _mean_over_processes(rows: int, losses: Tensor, gradients: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Averages of what every process has found at its own rows, weighed by their number; in one exchange."""
+    """Losses and gradients averaged over processes, weighed by their numbers of rows, in one exchange."""
     values = [losses, *gradients]
     flat = torch.cat([*(rows * v.reshape(-1) for v in values), losses.new_full((1,), rows)])
     torch.distributed.all_reduce(flat)
@@ -39,7 +39,7 @@ class Stack:
         recipe: How to train.
         rates: The learning rate of each, (E,).
         seeds: The seed of each, (E,).
-        num_data: What the priors are weighed against.
+        num_data: Number of rows that the priors are weighed against.
     """
 
     def __init__(self, models: list[Model], recipe: Any, rates: Tensor, seeds: Tensor, num_data: int) -> None:
@@ -54,7 +54,7 @@ class Stack:
         after_epoch: Callable[[Parameters], None] | None,
         epochs: Iterable[int],
     ) -> tuple[Tensor, Tensor]:
-        """Runs over the epochs given; returns losses (epochs, E) and which members diverged."""
+        """Trains for some epochs; returns losses (epochs, E) and which networks diverged."""
         self.source = source
         graphs = self._prepare()
         diverged, history = torch.zeros_like(self.bad), []
@@ -62,7 +62,7 @@ class Stack:
         for epoch in epochs:
             torch._foreach_copy_(good, self.networks.numbers())
             steps = self._epoch(epoch, graphs)
-            # The last step's update has met no loss yet: its parameters must not become those to fall back on.
+            # No loss has checked the last update yet: without this test its parameters could become those that are restored.
             prior = self.networks.prior()
             diverged |= self.bad | ~torch.isfinite(prior) | (prior > self._limit())
             if bool(diverged.any()):
@@ -76,14 +76,14 @@ class Stack:
         return torch.stack(history).cpu(), diverged.cpu()
 
     def _prepare(self) -> dict[int, Callable[[], None]]:
-        """Counters, optimiser and, on CUDA, a graph of a step for each size of a batch."""
+        """Makes counters and optimiser; returns, on CUDA, a graph of a step for each size of a batch."""
         source, like, num = self.source, self.networks.models[0].layer.weight, len(self.networks.models)
         self.counter = torch.zeros((), dtype=torch.int64, device=like.device)
         self.first = torch.full((num,), math.nan, dtype=like.dtype, device=like.device)
         self.total = torch.zeros(num, dtype=torch.float64, device=like.device)
         self.bad = torch.zeros(num, dtype=torch.bool, device=like.device)
         if self.networks.has_batch_norm and source.sizes[-1] == 1 and len(source.sizes) > 1:
-            source.sizes.pop()  # BatchNorm has no statistics of a single row: the last one sits this epoch out
+            source.sizes.pop()  # BatchNorm has no statistics of a single row: the last one is skipped
         if source.shared:
             for value in self.networks.numbers():
                 torch.distributed.broadcast(value, 0)
@@ -115,8 +115,8 @@ class Stack:
     def _lay_out(self, sizes: Iterable[int]) -> None:
         """Stores every parameter in the memory order of its gradient: fused optimisers go over both as flat arrays.
 
-        The gradient of a stacked matrix product comes out transposed. A dry run for each batch size finds out, and makes the
-        libraries load what they cannot load within a graph; what it changes is put back.
+        The gradient of a stacked matrix product is transposed in memory. A dry run for each batch size shows the order of every
+        gradient, and lets libraries load what they cannot load within a graph; the buffers that it changes are restored.
         """
         networks, fast = self.networks, self.networks.is_fast and fused.available()
         wants_copies = fast and self.recipe.precision == "bfloat16" and self.recipe.optimizer is sgd
@@ -145,8 +145,8 @@ class Stack:
     def _gradients(self, rows: int) -> tuple[Tensor, list[Tensor]]:
         """Losses (E,) of the next ``rows`` rows of every member, and the gradients of all parameters, priors included."""
         losses, leaves = self.networks.losses(*self.source.take(rows), self._masks(rows)), self.networks.leaves()
-        found = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-        gradients = [torch.zeros_like(p) if g is None else g for g, p in zip(found, leaves, strict=True)]
+        computed = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
+        gradients = [torch.zeros_like(p) if g is None else g for g, p in zip(computed, leaves, strict=True)]
         losses = losses.detach()
         if self.source.shared:
             losses, gradients = _mean_over_processes(rows, losses, gradients)
