@@ -30,6 +30,7 @@ from bochner.tables.table import Table
 from bochner.tables.targets import Target
 from bochner.tables.writing import check_output_kind, writer
 
+SHOWN_VIOLATIONS = 8  # of each rule; the others are counted
 SECONDS_PER_CASE = 10  # of the processor
 DELIMITERS = ",;\t|"
 WORDS = ("red", "Blue", "blue ", "yes", "no", "N/A", "", "-", "nan", "none", "pos", " pos", "1", "1.0", "x y z w", "+")
@@ -333,7 +334,7 @@ def check(case: Case, folder: Path, rng: random.Random) -> str:
             work()
         except TableError as error:
             if path.name not in str(error):
-                raise ViolationError(f"an error without the file's name: {error}") from error
+                raise ViolationError(f"unnamed file: {error}") from error
             return True
         return False
 
@@ -346,7 +347,7 @@ def check(case: Case, folder: Path, rng: random.Random) -> str:
         piece = read_table(source)
     except TableError as error:
         if path.name not in str(error):
-            raise ViolationError(f"an error without the file's name: {error}") from error
+            raise ViolationError(f"unnamed file: {error}") from error
         return "refused"
     texts = piece.texts
     dialect = source.dialect
@@ -355,13 +356,13 @@ def check(case: Case, folder: Path, rng: random.Random) -> str:
         before = 1 + (dialect.skipped if dialect else 0)
         if rows + before != case.records and not (dialect and dialect.skipped and source.notes == []):
             raise ViolationError(
-                f"{case.records} records were written, {rows} rows and {before} lines before them read"
+                f"lost rows: {case.records} records were written, {rows} rows and {before} lines before them read"
             )
     if dialect is not None and b'"' not in case.content:
         text = case.content.decode(dialect.encoding).replace("\r\n", "\n").replace("\r", "\n")
         filled = sum(line != "" for line in text.lstrip("\ufeff").split("\n"))
         if len(source.names) > 1 and rows + 1 + dialect.skipped != filled:
-            raise ViolationError(f"{filled} filled lines, {rows} rows read")
+            raise ViolationError(f"lost rows: {filled} filled lines, {rows} rows read")
     target = rng.choice([*source.names, source.names[-1]])
     task = rng.choice(["auto", "regression", "classification"])
     if own(lambda: read_training(path, target, task=task, skip_bad=rng.random() < 0.5)):
@@ -378,9 +379,9 @@ def understand(texts: pd.DataFrame, target: str, task: str) -> None:
         learnt = Target.learn(target, texts[target], task)
         values, bad = learnt.values(texts[target])
         if not len(values) == len(bad) == len(texts):
-            raise ViolationError("targets were lost")
+            raise ViolationError("lost rows: targets")
         if Target.from_json(json.loads(json.dumps(learnt.to_json()))) != learnt:
-            raise ViolationError("the target is not plain data")
+            raise ViolationError("not plain data: target")
     except TableError:
         pass
     try:
@@ -388,14 +389,14 @@ def understand(texts: pd.DataFrame, target: str, task: str) -> None:
     except TableError:
         return
     if Table.from_json(json.loads(json.dumps(learnt.to_json()))) != learnt:
-        raise ViolationError("the columns are not plain data")
+        raise ViolationError("not plain data: columns")
     clean = learnt.transform(texts)
     if len(clean) != len(texts):
-        raise ViolationError("rows were lost in the encoding")
+        raise ViolationError("lost rows: encoding")
     for part in (texts.iloc[:1], texts.iloc[::-1]):
         again = learnt.adapted(part)[0].transform(part)
         if len(again) != len(part):
-            raise ViolationError("rows were lost in the encoding")
+            raise ViolationError("lost rows: encoding")
 
 
 def come_back(source: Source, out: Path) -> str:
@@ -414,15 +415,15 @@ def come_back(source: Source, out: Path) -> str:
         write()
     except TableError:
         if out.exists():
-            raise ViolationError("a refused output exists") from None
+            raise ViolationError("half an output: a refused output exists") from None
         return f", no {out.suffix}"
     again = open_table(out)
     found = read_table(again).texts
     if again.names != [*source.names, "y_new", "ood"]:
-        raise ViolationError(f"{out.suffix}: the names changed from {source.names} to {again.names}")
+        raise ViolationError(f"changed names: {out.suffix} from {source.names} to {again.names}")
     texts = pd.concat([piece.texts for piece in pieces])
     if found[source.names].to_numpy().tolist() != texts.to_numpy().tolist() or again.bad:
-        raise ViolationError(f"{out.suffix}: the cells changed")
+        raise ViolationError(f"changed cells: {out.suffix}")
     return ""
 
 
@@ -436,9 +437,9 @@ def run(seed: int, number: int, folder: Path) -> tuple[str, str, str]:
     except ViolationError as error:
         return kind.__name__, "violation", str(error)
     except HangError:
-        return kind.__name__, "violation", "hang " + traceback.format_exc(limit=-3)
+        return kind.__name__, "violation", "hang: " + traceback.format_exc(limit=-3)
     except Exception as error:
-        return kind.__name__, "violation", f"traceback {error!r} {traceback.format_exc(limit=-3)}"
+        return kind.__name__, "violation", f"traceback: {error!r} {traceback.format_exc(limit=-3)}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -464,17 +465,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         while time.monotonic() < ends and number < options.first + options.cases:
             kind, outcome, broken = run(options.seed, number, Path(folder))
-            counts[kind, outcome] += 1
+            rule = broken.partition(":")[0]
+            counts[kind, f"{outcome} ({rule})" if broken else outcome] += 1
             if broken:
-                shown[broken.split()[0]] += 1
-                if shown[broken.split()[0]] <= 8:
-                    print(f"seed {options.seed}, case {number}, {kind}: {broken[:1500]}")
+                shown[rule] += 1
+                if shown[rule] <= SHOWN_VIOLATIONS:
+                    print(f"seed {options.seed}, case {number}, {kind}: {broken[:1500]}", flush=True)
             number += 1
     for (kind, outcome), count in sorted(counts.items()):
         print(f"{kind:<14} {outcome:<40} {count}")
-    broken = sum(count for (_, outcome), count in counts.items() if outcome == "violation")
-    print(f"{number - options.first} cases, {broken} violations, seed {options.seed}")
-    return int(broken > 0)
+    print(f"{number - options.first} cases, {shown.total()} violations {dict(shown)}, seed {options.seed}")
+    return int(shown.total() > 0)
 
 
 if __name__ == "__main__":

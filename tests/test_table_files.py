@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ from bochner.members.budget import Clock, OutOfTime, fit_within_budget
 from bochner.members.settings import Settings
 from bochner.tables.cells import as_number
 from bochner.tables.errors import TableError
+from bochner.tables.fitting import read_training
 from bochner.tables.reading import Piece, open_table, read_table
 from bochner.tables.table import Table
 from bochner.tables.writing import check_output_kind
@@ -228,3 +231,85 @@ def test_the_least_budget_gives_a_rough_model_of_every_class(kind):
         assert model.classes_.tolist() == [0, 1, 7]
     with pytest.raises(ValueError, match="budget parameter must be a positive number of seconds, got -1 instead"):
         kind(budget=-1).fit(x, y)
+
+
+# ------------------------------------------------------------------ what is left out is said
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "bad", "note"),
+    [
+        ("a,b\n1,2\n3,4,\n", 1, ["3 cells where the first line names 2"], []),
+        ("a,b\n1,2,\n3,4,\n5,6\n", 3, [], ["read as: the delimiter at the end of lines left out"]),
+        ("a,b,\n1,2,\n3,4\n", 2, [], ["read as: the delimiter at the end of lines left out"]),
+        (
+            "a,b,\n1,2,\n3,4,5\n",
+            1,
+            ["3 cells where the first line names 2"],
+            ["read as: the delimiter at the end of lines left out"],
+        ),
+        ("a\n1\n\n \n2\n\n\n", 4, [], []),
+        ("All of it\na,b\n1,2\n\n3,4\n", 2, [], ["read as: 1 line before the column names left out"]),
+    ],
+)
+def test_no_cell_and_no_row_is_cut_in_silence(text, rows, bad, note, tmp_path):
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8")
+    source = open_table(tmp_path / "t.csv")
+    assert len(read_table(source).texts) == rows
+    assert [row.problem for row in source.bad] == bad
+    assert source.notes == note
+
+
+def test_what_is_left_out_of_excel_files_is_said(tmp_path):
+    path = tmp_path / "t.xlsx"
+    with pd.ExcelWriter(path) as book:
+        pd.DataFrame([["All of it", None], ["a", "b"], [1, 2], [None, None], [3, 4]]).to_excel(
+            book, sheet_name="cars", header=False, index=False
+        )
+        pd.DataFrame({"c": [1]}).to_excel(book, sheet_name="more")
+    source = open_table(path)
+    assert source.notes == [
+        "read as: the first sheet of 2, 'cars'",
+        "1 row before the column names left out",
+        "1 rows without any cell left out",
+    ]
+    piece = read_table(source)
+    assert (piece.texts.to_numpy().tolist(), piece.places) == ([["1", "2"], ["3", "4"]], [3, 5])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"\xef\xbb\xbfa,b\n1,\xe9\n",
+            r"t\.csv begins with the byte-order mark of UTF-8, but not all of it is; save it again",
+        ),
+        (b"\xff\xfea\0,\0b\0\n\0x", r"t\.csv begins with the byte-order mark of UTF-16-LE, but not all of it is"),
+        (b"\n\n", r"t\.csv has no columns; it needs a line of column names"),
+        (b'a,b\n1,"2\n', r"t\.csv, line 2: a quote is opened and never closed; correct it"),
+        (b"y,x\n" + b"1,2\n" * 12, r"t\.csv cannot be fitted:\nThe target 'y' has the same value in every row"),
+        (b"y\n" + b"1" * 5000 + b"\n2\n", r"The drop parameter must be one of y, got 'z{80}…' instead"),
+    ],
+)
+def test_every_refusal_names_the_file_or_the_option(content, message, tmp_path):
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(TableError, match=message):
+        read_training(tmp_path / "t.csv", "y", drop=["z" * 5000] if "drop" in message else [])
+
+
+def test_parquet_that_cannot_be_read_is_one_line_with_its_name(tmp_path):
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"day": pa.array([2**31 - 1], pa.date32())}), path)
+    with pytest.raises(TableError, match=r"^.*t\.parquet cannot be read to its end \(.*\)\.$"):
+        read_table(open_table(path))
+    pq.write_table(pa.table({"at": pa.array([1], pa.timestamp("us", "Mars/Base"))}), path)
+    with pytest.raises(TableError, match=r"^.*t\.parquet cannot be read to its end \(.*zone.*\)\.$"):
+        read_table(open_table(path))
+
+
+def test_cells_of_many_digits_are_understood_at_once():
+    """The patterns of dates are tried on short cells only: they would take hours here."""
+    frame = pd.DataFrame(
+        {"a": ["1" * 100_000 + str(v) for v in range(3)], "b": ["1 " * 50_000, "x", "y"]}, dtype=object
+    )
+    assert Table.learn(frame).summary()[0] == "a: dropped, every value differs"
