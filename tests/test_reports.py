@@ -280,7 +280,7 @@ def test_a_single_held_out_row_is_enough_and_says_little(kind, request):
 
 
 def test_predictions_in_pieces_keep_the_same_rows_as_in_one(classes, monkeypatch):
-    monkeypatch.setattr("bochner.reports.model.collecting.FIRST", 15)
+    monkeypatch.setattr("bochner.reports.model.collecting.FIRST_ROWS", 15)
     whole, parts = Collected(classes.model), Collected(classes.model)
     for kept, size in ((whole, 70), (parts, 9)):
         for start in range(0, 70, size):

@@ -1,7 +1,8 @@
 """The report on a model for tables, as one interactive HTML file: of a fit, of an evaluation, of predictions.
 
-``rows`` asks the model, ``peers`` measures it beside others, ``columns`` and ``strange`` say what columns do and which rows are
-odd, ``parts`` puts their numbers into words, tables and charts, ``reports`` puts the parts in order, ``page`` makes the file.
+``rows`` calls the model, ``peers`` scores it beside other models, ``columns`` computes the effect of columns, ``strange`` explains
+strange rows, ``collecting`` keeps rows of long tables, ``parts`` makes sentences, tables and charts, ``reports`` puts the parts in
+order, and ``page`` makes the file.
 """
 
 from bochner.reports.model.collecting import Collected

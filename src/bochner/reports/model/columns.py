@@ -1,4 +1,4 @@
-"""What columns do: how much a model needs each one, how predictions move along it, and what one row would become.
+"""The effect of columns: their importance, how predictions depend on each, and predictions of single rows with changes.
 
 A column of the file may be several inputs of the model (a date is days, month and weekday). They move together: every value that
 is tried is that of a real row, the donor.
@@ -33,10 +33,10 @@ MOST_IMPORTANT = 30  # columns that are measured; a single shuffle chooses them 
 CURVES = 8  # columns with a dependence plot
 CURVE_ROWS = 30  # rows whose predictions a dependence plot follows
 GRID = 15  # values of a column that are tried
-MOST_CATEGORIES = 12
-MOST_CLASSES = 8  # that can be chosen
+MOST_CATEGORIES = 12  # most categories of a column that are tried
+MOST_CLASSES = 8  # most classes that a dependence plot offers
 BAND = (0.1, 0.9)  # quantiles of the rows' curves
-SEED = 0
+SEED = 0  # of the shuffles
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Importance:
     """How much worse predictions become when a column is shuffled.
 
     Attributes:
-        name: Of the column.
+        name: Name of the column.
         mean: Mean increase of RMSE or log loss over the shuffles.
         std: Its standard deviation over them.
     """
@@ -55,7 +55,7 @@ class Importance:
 
 
 def importances(model: Any, held: Rows, say: Callable[[str], None]) -> list[Importance]:
-    """Of the columns of the file, the largest first."""
+    """Importances of the columns of the file, the largest first."""
     used = model.table_.used
     rng = np.random.default_rng(SEED)
     if len(used) > MOST_IMPORTANT:
@@ -64,11 +64,11 @@ def importances(model: Any, held: Rows, say: Callable[[str], None]) -> list[Impo
         used = sorted(used, key=lambda column: -first[column.name])[:MOST_IMPORTANT]
     rows = held.spread(min(MOST_SHUFFLED, max(30, SHUFFLED_ROWS // (REPEATS * len(used)))))
     say(f"the report shuffles {len(used)} columns of {len(rows)} rows, {REPEATS} times each")
-    found = [
-        Importance(column.name, float(np.mean(own)), float(np.std(own, ddof=1)))
-        for column, own in _increases(model, rows, used, REPEATS, rng)
+    ranked = [
+        Importance(column.name, float(np.mean(increases)), float(np.std(increases, ddof=1)))
+        for column, increases in _increases(model, rows, used, REPEATS, rng)
     ]
-    return sorted(found, key=lambda own: -own.mean)
+    return sorted(ranked, key=lambda importance: -importance.mean)
 
 
 def _increases(
@@ -77,22 +77,22 @@ def _increases(
     """Increases of the error of rows when a column is shuffled among them, for each column and repeat."""
     y: Any = rows.y
     before = total(model, losses(model, y, centres(model, rows.clean)))
-    own, found = repeats * len(rows), []
-    step = max(1, CALL_ROWS // own)  # columns of a call: many short calls take long
+    size, increases = repeats * len(rows), []
+    step = max(1, CALL_ROWS // size)  # columns of a call: many short calls take long
     for first in range(0, len(used), step):
-        some = used[first : first + step]
-        asked = _repeated(rows.clean, repeats * len(some))
-        for place, column in enumerate(some):
+        chunk = used[first : first + step]
+        asked = _repeated(rows.clean, repeats * len(chunk))
+        for place, column in enumerate(chunk):
             order = np.concatenate([rng.permutation(len(rows)) for _ in range(repeats)])
             for name in column.outputs:
                 values = np.array(asked[name])
-                values[place * own : (place + 1) * own] = rows.clean[name].to_numpy()[order]
+                values[place * size : (place + 1) * size] = rows.clean[name].to_numpy()[order]
                 asked[name] = values
-        loss = losses(model, np.tile(y, repeats * len(some)), centres(model, asked)).reshape(len(some), repeats, -1)
-        found += [
-            (column, [total(model, one) - before for one in part]) for column, part in zip(some, loss, strict=True)
+        loss = losses(model, np.tile(y, repeats * len(chunk)), centres(model, asked)).reshape(len(chunk), repeats, -1)
+        increases += [
+            (column, [total(model, one) - before for one in part]) for column, part in zip(chunk, loss, strict=True)
         ]
-    return found
+    return increases
 
 
 def _repeated(clean: pd.DataFrame, times: int) -> pd.DataFrame:
@@ -121,7 +121,7 @@ def donors(column: Any, pool: Rows) -> np.ndarray:
 
 
 def _labels(column: Any, rows: Rows) -> tuple[list[str], list[float | None]]:
-    """What values of a column are called, and where they lie on an axis."""
+    """Labels of the values of a column, and their positions on an axis."""
     values = rows.clean[column.outputs[0]]
     if column.kind == "category":
         return ["missing" if pd.isna(value) else short(value) for value in values], [None] * len(rows)
@@ -134,8 +134,8 @@ def _labels(column: Any, rows: Rows) -> tuple[list[str], list[float | None]]:
 def dependence(
     model: Any, names: list[str], pool: Rows, held: Rows, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """For the columns of some names: mean of the rows' predictions at each value, and the middle 80 % of them."""
-    rows, found = held.spread(CURVE_ROWS), []
+    """For some columns by name: mean of the rows' predictions at each value, and the middle 80 % of them."""
+    rows, curve_data = held.spread(CURVE_ROWS), []
     say(f"the report moves {min(len(names), CURVES)} columns of {len(rows)} rows")
     classes = 1 if is_regression(model) else min(MOST_CLASSES, len(model.estimator_.classes_))
     for column in _columns(model, names):
@@ -148,9 +148,9 @@ def dependence(
             "low": np.quantile(curves, BAND[0], 1),
             "high": np.quantile(curves, BAND[1], 1),
         }
-        answer = {key: [numbers(own) for own in values.T] for key, values in parts.items()}
-        found.append(_described(column) | {"labels": labels, "x": x} | answer)
-    return found
+        answer = {key: [numbers(line) for line in values.T] for key, values in parts.items()}
+        curve_data.append(_described(column) | {"labels": labels, "x": x} | answer)
+    return curve_data
 
 
 def _columns(model: Any, names: list[str]) -> list[Any]:
@@ -161,8 +161,8 @@ def _columns(model: Any, names: list[str]) -> list[Any]:
 def what_if(
     model: Any, names: list[str], pool: Rows, chosen: Rows, titles: list[str], coverage: float = COVERAGE
 ) -> list[dict[str, Any]]:
-    """For some rows: what the model says when one column takes other values, its own among them, and how strange that is."""
-    found, asked = [], []
+    """For some rows: predictions and OOD scores when one column takes other values, among them that of the row itself."""
+    rows_data, asked = [], []
     for place, title in enumerate(titles):
         row, curves = chosen.take([place]), []
         for column in _columns(model, names):
@@ -170,24 +170,24 @@ def what_if(
             asked.append(moved(_repeated(row.clean, len(at)), column, at.clean))
             labels, x = _labels(column, at)
             curves.append(_described(column) | {"labels": labels, "x": x, "start": start})
-        found.append({"name": title, "line": row.places[0], "columns": curves})
-    every = pd.concat(asked)  # asked once: a call takes long, and more rows hardly longer
-    said, strange = answers(model, every, coverage), model.estimator_.ood_score(every)
-    ends = np.cumsum([len(own) for own in asked])
-    for curve, end in zip((curve for row in found for curve in row["columns"]), ends, strict=True):
-        own = slice(end - len(curve["labels"]), end)
-        curve |= {"answers": [numbers(line) for line in said[own]], "strange": numbers(strange[own])}
-    return found
+        rows_data.append({"name": title, "line": row.places[0], "columns": curves})
+    every = pd.concat(asked)  # one call: many calls take long, many rows hardly longer
+    predictions, strange = answers(model, every, coverage), model.estimator_.ood_score(every)
+    ends = np.cumsum([len(rows) for rows in asked])
+    for curve, end in zip((curve for row in rows_data for curve in row["columns"]), ends, strict=True):
+        part = slice(end - len(curve["labels"]), end)
+        curve |= {"answers": [numbers(line) for line in predictions[part]], "strange": numbers(strange[part])}
+    return rows_data
 
 
 def _described(column: Any) -> dict[str, Any]:
-    """How the page draws a column."""
+    """The name of a column, and how the page draws it."""
     kinds = {"line": column.kind not in ("category", "truth"), "dates": column.kind in ("date", "time")}
     return {"name": short(column.name), **kinds}
 
 
 def _with_own(column: Any, pool: Rows, row: Rows) -> tuple[Rows, int]:
-    """Rows with the values of a column that are tried, one of which is the row itself, and its position."""
+    """Rows whose values of a column are tried, with the row itself among them in order, and the position of the row."""
     first = column.outputs[0]
     own = row.clean[first].iloc[0]
     at = pool.take(donors(column, pool))
@@ -203,18 +203,18 @@ def _with_own(column: Any, pool: Rows, row: Rows) -> tuple[Rows, int]:
 
 
 def _pairs(at: Rows, row: Rows) -> list[tuple[Any, Any]]:
-    """Cells and inputs of both."""
+    """Pairs of the cells of both, and of the inputs of both."""
     return [(at.frame, row.frame), (at.clean, row.clean)]
 
 
-def importance_chart(found: list[Importance]) -> list[dict[str, Any]]:
-    """Bars with a standard deviation on either side."""
+def importance_chart(importances: list[Importance]) -> list[dict[str, Any]]:
+    """Data of a bar chart, with a standard deviation on either side."""
     return [
         {
-            "name": short(own.name),
-            "value": number(own.mean),
-            "low": number(own.mean - own.std),
-            "high": number(own.mean + own.std),
+            "name": short(importance.name),
+            "value": number(importance.mean),
+            "low": number(importance.mean - importance.std),
+            "high": number(importance.mean + importance.std),
         }
-        for own in found
+        for importance in importances
     ]

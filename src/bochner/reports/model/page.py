@@ -1,4 +1,4 @@
-"""The page of a report: parts with tables and charts as one HTML file, with its style, script and numbers within.
+"""The page of a report: parts with tables and charts in one HTML file that holds its style, script and data.
 
 Texts are escaped by the template. Numbers for charts are JSON in an element that no browser executes, and the only script that may
 run is the one whose hash the page's policy names.
@@ -26,12 +26,12 @@ class Table:
     """A table of a part.
 
     Attributes:
-        caption: What it shows.
+        caption: Text above it.
         header: Names of its columns.
         rows: Its rows: texts, or numbers, by which it can be sorted.
         control: Whether it can be sorted and filtered.
         shades: A share from 0 to 1 behind each cell after the first; none by default.
-        key: Its id on the page.
+        key: Its id on the page; empty for none.
     """
 
     caption: str
@@ -46,7 +46,7 @@ class Table:
         return any(isinstance(line[place], int | float) for line in self.rows)
 
     def cells(self) -> list[list[dict[str, Any]]]:
-        """What the template shows."""
+        """The cells as the template takes them."""
         return [[self._cell(cell, row, place) for place, cell in enumerate(line)] for row, line in enumerate(self.rows)]
 
     def _cell(self, cell: Cell, row: int, place: int) -> dict[str, Any]:
@@ -75,14 +75,14 @@ class Part:
 
 @dataclass
 class Page:
-    """What a report says.
+    """The content of a report.
 
     Attributes:
-        title: Of the page.
-        note: A line under it.
-        answers: A question, its answer in a sentence or two, and whether it calls for care; the first things that are read.
-        parts: The rest, in order.
-        charts: What the script draws, by name; plain data.
+        title: Title of the page.
+        note: A line under the title.
+        answers: The cards at the top: a question, its answer in a sentence or two, and whether it is a warning.
+        parts: The parts below, in order.
+        charts: Data of the charts, by name.
     """
 
     title: str

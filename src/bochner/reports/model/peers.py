@@ -13,18 +13,18 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 from bochner.estimators.evaluation import class_metrics, mixture_metrics, regression_metrics
 from bochner.reports.model.rows import Rows, class_numbers, is_regression, losses, total
 
-TREES = 100
-TREE_ROWS = 5000  # most rows that a tree sees, so that a large table does not wait for its report
-SEED = 0
+TREES = 100  # trees of the random forest
+TREE_ROWS = 5000  # most rows that a tree learns from: a report on a large table must not take long
+SEED = 0  # of the random forest
 OURS = "this model"
 
 
 @dataclass(frozen=True)
 class Score:
-    """How one model does on rows that it has not seen.
+    """The results of one model on rows that it has not seen.
 
     Attributes:
-        name: Of the model.
+        name: Name of the model.
         metrics: As ``bochner evaluate`` names them.
         error: RMSE, or log loss.
         error_se: Its standard error over the rows.
@@ -38,26 +38,26 @@ class Score:
     loss: np.ndarray
 
 
-def score(model: Any, name: str, metrics: dict[str, float], y: np.ndarray, found: np.ndarray) -> Score:
-    """A score from metrics and from what was predicted, (n, 1 or more) or class probabilities."""
-    loss = losses(model, y, found)
+def score(model: Any, name: str, metrics: dict[str, float], y: np.ndarray, predictions: np.ndarray) -> Score:
+    """The score of a model from its metrics and its predictions, (n, 1 or more) or class probabilities."""
+    loss = losses(model, y, predictions)
     error = total(model, loss)
     spread = float(loss.std(ddof=1)) / math.sqrt(len(loss)) if len(loss) > 1 else 0.0
     return Score(name, metrics, error, spread / (2 * error) if is_regression(model) and error else spread, loss)
 
 
-def own_score(model: Any, held: Rows, found: np.ndarray) -> Score:
-    """The score of the model itself; ``found`` from ``answers``."""
+def own_score(model: Any, held: Rows, predictions: np.ndarray) -> Score:
+    """The score of the reported model itself, from its ``answers``."""
     y: Any = held.y
     if is_regression(model):
-        metrics = mixture_metrics(y, found[:, 0], model.estimator_.log_prob(held.clean, y), found[:, 1:])
+        metrics = mixture_metrics(y, predictions[:, 0], model.estimator_.log_prob(held.clean, y), predictions[:, 1:])
     else:
-        metrics = class_metrics(class_numbers(model, y), found)
-    return score(model, OURS, metrics, y, found)
+        metrics = class_metrics(class_numbers(model, y), predictions)
+    return score(model, OURS, metrics, y, predictions)
 
 
 def constant_score(model: Any, name: str, known: np.ndarray, y: np.ndarray) -> Score:
-    """The score of always saying the mean and standard deviation, or the class shares, of known targets."""
+    """The score of a constant prediction: mean and standard deviation, or class shares, of known targets."""
     if is_regression(model):
         return _gaussian(model, name, y, np.full(len(y), known.mean()), float(known.std()))
     shares = np.array([np.mean(known == label) for label in model.estimator_.classes_])
@@ -77,7 +77,7 @@ def peer_scores(model: Any, train: Rows, held: Rows, say: Callable[[str], None])
 
 
 def _regressions(model: Any, x: np.ndarray, known: np.ndarray, new: np.ndarray, y: np.ndarray) -> list[Score]:
-    """Gaussian predictions, as wide as the errors on rows that a fit left out."""
+    """Scores of Gaussian predictions whose standard deviation is that of the errors on rows that a fit left out."""
     # Targets near 1: ridge's penalties and sums of squares are of that size.
     centre, scale = float(known.mean()), float(known.std()) or 1.0
     scaled = (known - centre) / scale
@@ -85,7 +85,7 @@ def _regressions(model: Any, x: np.ndarray, known: np.ndarray, new: np.ndarray, 
     trees: Any = RandomForestRegressor(TREES, oob_score=True, max_samples=_per_tree(x), random_state=SEED)
     trees.fit(x, scaled)
     missed = float(np.sqrt(np.mean((scaled - trees.oob_prediction_) ** 2)))
-    means = [centre + scale * own.predict(new) for own in (line, trees)]
+    means = [centre + scale * peer.predict(new) for peer in (line, trees)]
     widths = [scale * math.sqrt(-line.best_score_), scale * missed]
     names = ("a linear model", "a random forest")
     return [_gaussian(model, name, y, mean, width) for name, mean, width in zip(names, means, widths, strict=True)]

@@ -1,4 +1,4 @@
-"""Whole reports: of a model on rows with known targets, and of predictions."""
+"""Whole reports: on a model, from rows with known targets, and on predictions."""
 
 import platform
 from collections.abc import Callable, Sequence
@@ -54,12 +54,12 @@ EVALUATED = (
 
 @dataclass(frozen=True)
 class Heading:
-    """What a report is about.
+    """The head of a report.
 
     Attributes:
-        title: Of the page.
-        unit: What the places of rows count: "line" or "row".
-        notes: What was made of the file.
+        title: Title of the page.
+        unit: Whether the places of rows are numbers of a "line" or of a "row".
+        notes: Lines about how the file was read.
     """
 
     title: str
@@ -73,30 +73,30 @@ def measured_report(model: Any, held: Rows, heading: Heading, *, train: Rows | N
     Args:
         model: A fitted TableRegressor or TableClassifier.
         held: The rows.
-        heading: What it is about.
-        train: The rows that the model was fitted to, where they are at hand: other models are fitted to them and compared.
-        say: Called with a line about what goes on.
+        heading: Title and notes.
+        train: The rows that the model was fitted to, if known: other models are fitted to them and compared.
+        say: Called with a line of text before each step.
     """
     if held.y is None or not len(held):
         raise ValueError(f"The held parameter must hold rows and their targets, got {len(held)} rows.")
     say(f"the report predicts {len(held)} rows")
-    found, scores = answers(model, held.clean), model.estimator_.ood_score(held.clean)
-    said, ours = Answered(model, held, found, scores, heading.unit), own_score(model, held, found)
+    predictions, scores = answers(model, held.clean), model.estimator_.ood_score(held.clean)
+    answered, ours = Answered(model, held, predictions, scores, heading.unit), own_score(model, held, predictions)
     same = "the mean of these rows" if is_regression(model) else "class shares of these rows"
     others = peer_scores(model, train, held, say) if train else [constant_score(model, same, held.y, held.y)]
-    cards = [parts.how_good(model, [ours, *others]), parts.trusted(model, ours, found)]
-    cards.append(parts.unlike(model, said.flagged, len(held)))
+    cards = [parts.how_good(model, [ours, *others]), parts.trusted(model, ours, predictions)]
+    cards.append(parts.unlike(model, answered.flagged, len(held)))
     page = Page(heading.title, _note(model, train, held), cards)
     _add(page, "scores", parts.score_part(model, [ours, *others], FITTED if train else EVALUATED))
-    names = _add_columns(page, said, train or held, ours.loss, say)
-    some = said.spread(parts.SHOWN_ROWS)
+    names = _add_columns(page, answered, train or held, ours.loss, say)
+    some = answered.spread(parts.SHOWN_ROWS)
     _add(page, "residuals", parts.residual_part(some))
     if is_regression(model):
-        _add(page, "calibration", parts.interval_part(said))
+        _add(page, "calibration", parts.interval_part(answered))
     else:
-        page.parts.append(parts.confusion_part(said))
-        _add(page, "calibration", parts.reliability_part(said))
-    page.parts += [parts.worst_table(said, ours.loss, names), parts.strange_part(said)]
+        page.parts.append(parts.confusion_part(answered))
+        _add(page, "calibration", parts.reliability_part(answered))
+    page.parts += [parts.worst_table(answered, ours.loss, names), parts.strange_part(answered)]
     page.parts += [_rows_part(some, names, len(held)), *_about(model, heading.notes)]
     return page
 
@@ -116,17 +116,17 @@ def _note(model: Any, train: Rows | None, rows: Rows) -> str:
 # ------------------------------------------------------------------ columns
 
 
-def _add_columns(page: Page, said: Answered, pool: Rows, loss: np.ndarray, say: Say) -> list[str]:
+def _add_columns(page: Page, answered: Answered, pool: Rows, loss: np.ndarray, say: Say) -> list[str]:
     """Adds importance, dependence and what-if; returns names of columns, the most important first.
 
     Args:
         page: The page.
-        said: The held-out rows.
+        answered: The held-out rows.
         pool: Rows whose values columns may take.
         loss: The loss of each held-out row.
-        say: Called with a line about what goes on.
+        say: Called with a line of text before each step.
     """
-    model, held = said.model, said.rows
+    model, held = answered.model, answered.rows
     ranked = importances(model, held, say)
     error = parts.ERRORS[is_regression(model)]
     text = (
@@ -136,7 +136,7 @@ def _add_columns(page: Page, said: Answered, pool: Rows, loss: np.ndarray, say: 
     )
     chart = {"type": "bars", "items": importance_chart(ranked), "xlabel": f"increase of the {error}"}
     _add(page, "importance", (Part("Which columns matter", text, [("importance", "Permutation importance")]), chart))
-    names = [own.name for own in ranked]
+    names = [importance.name for importance in ranked]
     classes, first = _classes(model)
     curves = dependence(model, names, pool, held, say)
     text = (
@@ -148,8 +148,8 @@ def _add_columns(page: Page, said: Answered, pool: Rows, loss: np.ndarray, say: 
     chart["ylabel"] = f"predicted {short(model.target_.name)}"
     _add(page, "dependence", (Part("How predictions move", text, [("dependence", "Dependence on a column")]), chart))
     say("the report moves the columns of a few rows, one at a time")
-    _add(page, "what_if", _what_if_part(said, pool, loss, names))
-    return [*names, *(own.name for own in model.table_.used if own.name not in names)][: parts.SHOWN_COLUMNS]
+    _add(page, "what_if", _what_if_part(answered, pool, loss, names))
+    return [*names, *(column.name for column in model.table_.used if column.name not in names)][: parts.SHOWN_COLUMNS]
 
 
 def _classes(model: Any) -> tuple[list[str], int]:
@@ -160,9 +160,9 @@ def _classes(model: Any) -> tuple[list[str], int]:
     return names, 1 if len(names) == 2 else 0
 
 
-def _what_if_part(said: Answered, pool: Rows, loss: np.ndarray, names: list[str]) -> tuple[Part, dict[str, Any]]:
-    model, found, strange = said.model, said.found, said.scores
-    order = np.argsort(found[:, 0], kind="stable")
+def _what_if_part(answered: Answered, pool: Rows, loss: np.ndarray, names: list[str]) -> tuple[Part, dict[str, Any]]:
+    model, predictions, strange = answered.model, answered.predictions, answered.scores
+    order = np.argsort(predictions[:, 0], kind="stable")
     picks = {
         "an ordinary row": int(np.argmin(strange)),
         "a middle prediction": int(order[len(order) // 2]),
@@ -171,8 +171,8 @@ def _what_if_part(said: Answered, pool: Rows, loss: np.ndarray, names: list[str]
         "the worst error": int(np.argmax(loss)),
         "the strangest row": int(np.argmax(strange)),
     }
-    titles = [f"{name} ({said.unit} {said.rows.places[at]})" for name, at in picks.items()]
-    rows = what_if(model, names, pool, said.rows.take(list(picks.values())), titles)
+    titles = [f"{name} ({answered.unit} {answered.rows.places[at]})" for name, at in picks.items()]
+    rows = what_if(model, names, pool, answered.rows.take(list(picks.values())), titles)
     chart = {
         "type": "whatIf",
         "rows": rows,
@@ -187,12 +187,12 @@ def _what_if_part(said: Answered, pool: Rows, loss: np.ndarray, names: list[str]
     return Part("What if", text, [("what_if", "Prediction of the chosen row")]), chart
 
 
-def _rows_part(said: Answered, names: list[str], count: int) -> Part:
+def _rows_part(answered: Answered, names: list[str], count: int) -> Part:
     """The rows themselves; ``count`` is how many there are in all."""
-    cut = f"{len(said):,} of {count:,} rows" if len(said) < count else f"All {count:,} rows"
-    used = len(said.model.table_.used)
+    cut = f"{len(answered):,} of {count:,} rows" if len(answered) < count else f"All {count:,} rows"
+    used = len(answered.model.table_.used)
     columns = f", {len(names)} of {used} columns" if len(names) < used else ""
-    table = parts.rows_table(said, names, f"{cut}{columns}.", key="rows")
+    table = parts.rows_table(answered, names, f"{cut}{columns}.", key="rows")
     return Part("Rows", "Click a heading to sort. Long cells are cut.", (), [table])
 
 
@@ -204,27 +204,27 @@ def predicted_report(model: Any, kept: Collected, heading: Heading, *, coverage:
 
     Args:
         model: A fitted TableRegressor or TableClassifier.
-        kept: What was kept of the rows.
-        heading: What it is about.
+        kept: The collected rows.
+        heading: Title and notes.
         coverage: Probability of the intervals.
     """
-    rows, found, scores, first = kept.kept()
-    said = Answered(model, rows, found, scores, heading.unit, coverage)
-    own = said.take(first)
-    card = ("What is this?", _predicted_sentence(model, kept, own.found), False)
+    rows, predictions, scores, first = kept.kept()
+    answered = Answered(model, rows, predictions, scores, heading.unit, coverage)
+    beginning = answered.take(first)
+    card = ("What is this?", _predicted_sentence(model, kept, beginning.predictions), False)
     note = _note(model, None, rows).replace(f"{len(rows):,} rows", f"{kept.rows:,} rows")
     page = Page(heading.title, note, [card, parts.unlike(model, kept.flagged, kept.rows)])
-    _add(page, "predictions", _predictions_part(model, kept, own.found, coverage))
+    _add(page, "predictions", _predictions_part(model, kept, beginning.predictions, coverage))
     names = [column.name for column in model.table_.used][: parts.SHOWN_COLUMNS]
-    page.parts += [parts.strange_part(said), _rows_part(own, names, kept.rows), *_about(model, heading.notes)]
+    page.parts += [parts.strange_part(answered), _rows_part(beginning, names, kept.rows), *_about(model, heading.notes)]
     return page
 
 
-def _predicted_sentence(model: Any, kept: Collected, found: np.ndarray) -> str:
+def _predicted_sentence(model: Any, kept: Collected, predictions: np.ndarray) -> str:
     text = f"Predictions of {short(model.target_.name)} for {kept.rows:,} rows. "
     if is_regression(model):
-        low, middle, high = (parts.in_units(model, float(v)) for v in np.quantile(found[:, 0], (0.1, 0.5, 0.9)))
-        which = f" of the first {len(found):,}" if len(found) < kept.rows else ""
+        low, middle, high = (parts.in_units(model, float(v)) for v in np.quantile(predictions[:, 0], (0.1, 0.5, 0.9)))
+        which = f" of the first {len(predictions):,}" if len(predictions) < kept.rows else ""
         text += f"The median{which} is {middle}; eight in ten lie between {low} and {high}."
     else:
         text += (
@@ -234,12 +234,14 @@ def _predicted_sentence(model: Any, kept: Collected, found: np.ndarray) -> str:
     return text + " How good they are cannot be seen without the true values: 'bochner evaluate' measures it."
 
 
-def _predictions_part(model: Any, kept: Collected, found: np.ndarray, coverage: float) -> tuple[Part, dict[str, Any]]:
+def _predictions_part(
+    model: Any, kept: Collected, predictions: np.ndarray, coverage: float
+) -> tuple[Part, dict[str, Any]]:
     if not is_regression(model):
         items = [{"name": short(name), "value": count} for name, count in kept.classes.most_common(parts.MOST_MATRIX)]
         label = "Rows by predicted class"
         return Part("Predictions", "", [("predictions", label)]), {"type": "bars", "items": items, "xlabel": "rows"}
-    mean, low, high = found[np.argsort(found[:, 0], kind="stable")].T
+    mean, low, high = predictions[np.argsort(predictions[:, 0], kind="stable")].T
     chart = {
         "type": "lines",
         "x": list(range(1, len(mean) + 1)),
@@ -256,13 +258,13 @@ def _predictions_part(model: Any, kept: Collected, found: np.ndarray, coverage: 
 
 
 def _about(model: Any, notes: Sequence[str]) -> list[Part]:
-    """What was done with the columns, the settings and the versions; at the end of every report."""
-    columns: list[list[Any]] = [[short(own.name), short(own.note, 300)] for own in model.table_.columns]
+    """The last parts of every report: how columns and file were read, the settings and the versions."""
+    columns: list[list[Any]] = [[short(column.name), short(column.note, 300)] for column in model.table_.columns]
     columns.append([short(model.target_.name), short(f"the target, {model.target_.note}", 300)])
     table = Table("What was done with each column.", ["column", "taken as"], columns, control=len(columns) > 10)
     inner = model.estimator_
     kernels = inner.kernel if isinstance(inner.kernel, tuple | list) else (inner.kernel,)
-    found = {
+    settings = {
         "kernel": ", ".join(map(str, kernels)),
         "hidden layers": ", ".join(map(str, inner.hidden_layer_sizes)) or "none",
         "members": describe_members(inner.mixtures_[0].members),
@@ -272,15 +274,14 @@ def _about(model: Any, notes: Sequence[str]) -> list[Part]:
         "budget": "none" if inner.budget is None else f"{inner.budget:.3g} s",
     }
     if is_regression(model):
-        found |= {
+        settings |= {
             "prior standard deviation": parts.in_units(model, inner.prior_std_),
             "noise": parts.in_units(model, inner.noise_),
         }
     versions = {"bochner": bochner, "torch": torch, "scikit-learn": sklearn}
-    found["versions"] = ", ".join(f"{name} {own.__version__}" for name, own in versions.items())
-    found["Python"] = platform.python_version()
-    settings = Table(
-        "Settings of the model, and versions.", ["setting", "value"], [[k, short(v, 300)] for k, v in found.items()]
-    )
-    said = [Part("What was made of the file", " ".join(short(f"{line}.", 300) for line in notes))] if notes else []
-    return [Part("Columns", "", (), [table]), *said, Part("Settings", "", (), [settings])]
+    settings["versions"] = ", ".join(f"{name} {module.__version__}" for name, module in versions.items())
+    settings["Python"] = platform.python_version()
+    lines = [[name, short(value, 300)] for name, value in settings.items()]
+    settings_table = Table("Settings of the model, and versions.", ["setting", "value"], lines)
+    file_part = [Part("What was made of the file", " ".join(short(f"{line}.", 300) for line in notes))] if notes else []
+    return [Part("Columns", "", (), [table]), *file_part, Part("Settings", "", (), [settings_table])]

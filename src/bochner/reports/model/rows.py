@@ -1,4 +1,4 @@
-"""Rows of a table as a report sees them, and what a model says of each: the one place that asks the model."""
+"""Rows of a table in a report, and their predictions: every call of the model for a whole report goes through here."""
 
 import math
 from collections.abc import Sequence
@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-COVERAGE = 0.9  # of the intervals in a report
-LONGEST = 60  # letters of a cell or name that are shown
+Positions = Sequence[int] | range | np.ndarray
+
+COVERAGE = 0.9  # probability of the intervals in a report
+LONGEST = 60  # most letters of a cell or name that are shown
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Rows:
     Attributes:
         frame: The cells as they are in the file.
         clean: The numbers and categories that the model sees of them.
-        places: The line or row of the file that each one is.
+        places: For each row, its line or row number in the file.
         y: Targets, floats or labels; None where they are not known.
     """
 
@@ -31,8 +33,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.clean)
 
-    def take(self, at: Any) -> "Rows":
-        """Those at some positions."""
+    def take(self, at: Positions) -> "Rows":
+        """The rows at some positions."""
         at = np.asarray(at, dtype=int)
         y = None if self.y is None else self.y[at]
         return Rows(self.frame.iloc[at], self.clean.iloc[at], [self.places[i] for i in at], y)
@@ -44,20 +46,20 @@ class Rows:
 
 @dataclass(frozen=True)
 class Answered:
-    """Rows and what a model says of them.
+    """Rows with their predictions and OOD scores.
 
     Attributes:
         model: A fitted TableRegressor or TableClassifier.
         rows: The rows.
-        found: Mean and both ends of the interval of each, (n, 3); or class probabilities, (n, c).
-        scores: How strange each is.
-        unit: What the places of rows count: "line" or "row".
+        predictions: Mean and both ends of the interval, (n, 3); or class probabilities, (n, c).
+        scores: OOD scores, (n,).
+        unit: Whether the places of rows are numbers of a "line" or of a "row".
         coverage: Probability of the intervals.
     """
 
     model: Any
     rows: Rows
-    found: np.ndarray
+    predictions: np.ndarray
     scores: np.ndarray
     unit: str
     coverage: float = COVERAGE
@@ -65,10 +67,10 @@ class Answered:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self, at: Any) -> "Answered":
-        """Those at some positions."""
+    def take(self, at: Positions) -> "Answered":
+        """The rows at some positions."""
         at = np.asarray(at, dtype=int)
-        return replace(self, rows=self.rows.take(at), found=self.found[at], scores=self.scores[at])
+        return replace(self, rows=self.rows.take(at), predictions=self.predictions[at], scores=self.scores[at])
 
     def spread(self, most: int) -> "Answered":
         """At most so many of them, evenly spaced."""
@@ -76,7 +78,7 @@ class Answered:
 
     @property
     def flagged(self) -> int:
-        """How many are flagged as unlike the training data."""
+        """Number of rows that are flagged as unlike the training data."""
         return int(np.sum(self.scores > self.model.estimator_.ood_threshold_))
 
 
@@ -86,7 +88,7 @@ def is_regression(model: Any) -> bool:
 
 
 def answers(model: Any, clean: pd.DataFrame, coverage: float = COVERAGE) -> np.ndarray:
-    """What a model says of rows: mean, low and high end of the interval, (n, 3); or class probabilities, (n, c)."""
+    """Predictions of a model: mean, low and high end of the interval, (n, 3); or class probabilities, (n, c)."""
     inner = model.estimator_
     if is_regression(model):
         return np.column_stack([inner.predict(clean), inner.predict_interval(clean, coverage)])
@@ -94,7 +96,7 @@ def answers(model: Any, clean: pd.DataFrame, coverage: float = COVERAGE) -> np.n
 
 
 def centres(model: Any, clean: pd.DataFrame) -> np.ndarray:
-    """The same without intervals: means, (n, 1), or class probabilities, (n, c)."""
+    """Predictions without intervals: means, (n, 1), or class probabilities, (n, c)."""
     inner = model.estimator_
     return inner.predict(clean)[:, None] if is_regression(model) else inner.predict_proba(clean)
 
@@ -104,12 +106,12 @@ def class_numbers(model: Any, y: np.ndarray) -> np.ndarray:
     return np.searchsorted(model.estimator_.classes_, y)
 
 
-def losses(model: Any, y: np.ndarray, found: np.ndarray) -> np.ndarray:
+def losses(model: Any, y: np.ndarray, predictions: np.ndarray) -> np.ndarray:
     """Squared error of each row, or minus the log probability of its class; from ``answers`` or ``centres``."""
     if is_regression(model):
-        return (y - found[:, 0]) ** 2
-    own = found[np.arange(len(y)), class_numbers(model, y)]
-    return -np.log(np.maximum(own, np.finfo(float).tiny))
+        return (y - predictions[:, 0]) ** 2
+    probability = predictions[np.arange(len(y)), class_numbers(model, y)]
+    return -np.log(np.maximum(probability, np.finfo(float).tiny))
 
 
 def total(model: Any, loss: np.ndarray) -> float:
@@ -118,23 +120,23 @@ def total(model: Any, loss: np.ndarray) -> float:
 
 
 def short(text: Any, most: int = LONGEST) -> str:
-    """A text that is cut where it is long."""
+    """A text on one line, cut where it is longer than ``most`` letters."""
     plain = " ".join(str(text).encode("utf-8", "replace").decode().split())
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
 
 def number(value: float | None) -> float | None:
-    """A number as the page keeps it: six digits; None where it is none."""
+    """A number rounded to six digits, for the data of a page; None where it is missing or not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
 def numbers(values: Any) -> list[float | None]:
-    """The same for several."""
+    """Several numbers, rounded as by ``number``."""
     return [number(float(value)) for value in values]
 
 
 def shown(value: float | None) -> str:
-    """A number as it is read: four digits; thousands set apart from 10,000 on, so that a year looks like one."""
+    """A number as text: four digits, with commas from 10,000 on, so that a year has none."""
     if value is None or not math.isfinite(value):
         return "—"
     if value != 0 and not 1e-3 <= abs(value) < 1e9:
@@ -145,5 +147,5 @@ def shown(value: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as it is read."""
+    """A share as text, in percent."""
     return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"

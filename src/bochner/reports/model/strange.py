@@ -9,22 +9,22 @@ import pandas as pd
 
 from bochner.reports.model.rows import Rows, percent, short, shown
 
-STRANGEST = 20
-CANDIDATES = 10  # columns of a row, the rarest values first, that are put right one at a time
-NOTICEABLE = 0.005  # fall of the score when a column is put right
-FAR = 3.0  # standard deviations from which on a number is said to be far
+STRANGEST = 20  # rows in the table of strange rows
+CANDIDATES = 10  # columns of a row, the rarest values first, that are replaced by a typical value one at a time
+NOTICEABLE = 0.005  # least fall of the score, when a column is replaced, for the column to be named
+FAR = 3.0  # standard deviations from the mean from which on a number is called far
 
 
 @dataclass(frozen=True)
 class _Value:
-    """A value of an input: how rare it is (comparable to standard deviations) and in which words."""
+    """A value of an input: its rarity, comparable to standard deviations, and a description."""
 
     rarity: float
     words: str
 
 
 def _value(known: Any, value: Any) -> _Value:
-    """Of an input of the model, by what ``columns_`` has learnt about it."""
+    """The rarity of a value of an input, by the statistics of its column in ``columns_``."""
     missing = pd.isna(value)
     if known.categories is not None:
         text = "missing" if missing else str(value)
@@ -45,6 +45,7 @@ def _value(known: Any, value: Any) -> _Value:
 
 
 def _typical(known: Any) -> Any:
+    """The mean of a column, or its most frequent category."""
     return known.mean if known.categories is None else known.categories[int(np.argmax(known.shares))]
 
 
@@ -56,22 +57,23 @@ def reasons(model: Any, rows: Rows, scores: np.ndarray) -> list[tuple[str, str]]
     """
     inner, used = model.estimator_, model.table_.used
     known = dict(zip(model.table_.outputs, inner.columns_.columns, strict=True))
-    typical = {name: _typical(own) for name, own in known.items()}
+    typical = {name: _typical(column) for name, column in known.items()}
     rarest, asked = [], []
     for place in range(len(rows)):
         row = rows.clean.iloc[place]
-        values = {name: _value(own, row[name]) for name, own in known.items()}
+        values = {name: _value(column, row[name]) for name, column in known.items()}
         worst = {column: max(column.outputs, key=lambda name: values[name].rarity) for column in used}
         ordered = sorted(used, key=lambda column: -values[worst[column]].rarity)[:CANDIDATES]
         rarest.append([(worst[column], values[worst[column]]) for column in ordered])
         asked += [rows.clean.iloc[[place]].assign(**{n: typical[n] for n in column.outputs}) for column in ordered]
     if not asked:
         return []
-    healed = inner.ood_score(pd.concat(asked)[list(known)]).reshape(len(rows), -1)
-    return [_reason(own, score - after) for own, score, after in zip(rarest, scores, healed, strict=True)]
+    replaced = inner.ood_score(pd.concat(asked)[list(known)]).reshape(len(rows), -1)
+    return [_reason(values, score - after) for values, score, after in zip(rarest, scores, replaced, strict=True)]
 
 
 def _reason(rarest: list[tuple[str, _Value]], falls: np.ndarray) -> tuple[str, str]:
+    """The column whose replacement lowers the score most, and a description of its value."""
     best = int(np.argmax(falls))
     if falls[best] < NOTICEABLE:
         best = 0
