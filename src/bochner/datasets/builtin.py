@@ -10,7 +10,7 @@ from bochner.datasets.tables import Arrays
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """What is known of a data set that needs no file."""
+    """A data set that needs no file: its size, and the function that makes it."""
 
     rows: int
     inputs: int

@@ -15,13 +15,13 @@ from bochner.datasets.tables import TABLES, data_folder, is_there
 
 @dataclass(frozen=True)
 class Check:
-    """What a check of one data set found.
+    """The result of checking one data set.
 
     Attributes:
         name: The data set.
         status: 'ok' for the very data the paper's numbers rest on; 'differs' for a file that `fetch` wrote and that
             is whole, but whose rows, order or coding are not the known ones; 'bad', 'missing' and 'built in'.
-        message: The same in a sentence.
+        message: The status as a sentence.
     """
 
     name: str

@@ -13,7 +13,7 @@ from bochner.errors import unknown_name
 
 @dataclass(frozen=True)
 class ImageFile:
-    """What is known of a set of images in an .npz file.
+    """A set of images in an .npz file, and its known properties.
 
     Attributes:
         file: Name of the file.
@@ -47,7 +47,7 @@ IMAGES = {
         100,
         "b2ee0b5d6b755b81196b1f4d9dfe8adc90068f67b0ddcb96650b510854c669f8",
     ),
-    # The first 1,083 images of SVHN's training set, without their labels: what there is of it here.
+    # The first 1,083 images of SVHN's training set, without their labels: the rest is not available here.
     "svhn-1083": ImageFile(
         "svhn.npz",
         {"x_test": (1083, 32, 32, 3)},
@@ -59,7 +59,7 @@ IMAGES = {
 
 @dataclass(frozen=True)
 class Images:
-    """A set of images, uint8: (N, height, width) or (N, height, width, 3), and labels from 0; None for what it lacks."""
+    """A set of images, uint8: (N, height, width) or (N, height, width, 3), and labels from 0; None where they are missing."""
 
     name: str
     x_train: np.ndarray | None
@@ -78,7 +78,7 @@ def image_sum(arrays: dict[str, np.ndarray]) -> str:
 
 
 def read_images(name: str, path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, after checking what must hold of them; a ValueError says in a few words what does not."""
+    """The arrays of a file, after checking them; a ValueError says in a few words what is wrong."""
     known = IMAGES[name]
     try:
         # Opened here, because NumPy leaves a file that is no archive open.

@@ -53,7 +53,7 @@ def check_name(name: str, known: Sequence[str] = NAMES) -> None:
 
 
 def read_table(table: Table, path: Path) -> Arrays:
-    """Reads a file and checks what must hold of it; a ValueError says in a few words what does not."""
+    """Reads a file and checks its content; a ValueError says in a few words what is wrong."""
     try:
         x, y, features = table.read(path)
     except OSError as error:

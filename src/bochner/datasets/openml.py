@@ -52,7 +52,7 @@ CONNECT4_CLASSES = {"0": "draw", "1": "loss", "2": "win"}
 
 
 def _download(number: int) -> Any:
-    """A set as OpenML has it; the parser chosen needs no pandas."""
+    """A set as OpenML sends it. This parser needs no pandas."""
     from sklearn import datasets
 
     with warnings.catch_warnings():
@@ -69,7 +69,7 @@ def _text(value: object) -> str:
 
 
 def _cells(bunch: Any) -> list[list[str]]:
-    """The rows of what OpenML sent, the target last, names instead of their codes."""
+    """The rows of a download as texts, the target last, with names instead of their codes."""
     columns = []
     for index, name in enumerate(bunch.feature_names):
         values, known = bunch.data[:, index], (bunch.categories or {}).get(name)
@@ -81,7 +81,7 @@ def _cells(bunch: Any) -> list[list[str]]:
 
 
 def _numbers(bunch: Any) -> np.ndarray:
-    """The same as numbers, without the detour through text: covtype has 32 million cells."""
+    """The rows of a download as numbers, without a detour through text: covtype has 32 million cells."""
     columns = []
     for index, name in enumerate(bunch.feature_names):
         values, known = bunch.data[:, index], (bunch.categories or {}).get(name)

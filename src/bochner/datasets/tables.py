@@ -1,4 +1,4 @@
-"""The data sets that live in files: what is known of each, and how its file is read."""
+"""The data sets in files: the known properties of each, and the functions that read them."""
 
 import csv
 import gzip
@@ -14,17 +14,17 @@ Arrays = tuple[np.ndarray, np.ndarray, tuple[str, ...]]
 
 
 def data_folder(folder: Path | None = None) -> Path:
-    """The folder of the files: the one given, else that in BOCHNER_DATA, else a cache folder of the user's."""
+    """The folder of the data files: ``folder``, else that in BOCHNER_DATA, else the cache folder of the user."""
     if folder is not None:
         return Path(folder)
-    if given := os.environ.get("BOCHNER_DATA"):
-        return Path(given).expanduser()
+    if variable := os.environ.get("BOCHNER_DATA"):
+        return Path(variable).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "bochner"
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file is there; one in a folder that may not be looked into is not."""
+    """Whether a file exists; False where its folder may not be read."""
     try:
         return path.is_file()
     except OSError:
@@ -33,7 +33,7 @@ def is_there(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """What is known of a data set in a file.
+    """A data set in a file, and its known properties.
 
     Attributes:
         file: Name of the file.

@@ -1,9 +1,8 @@
-"""The demonstration: a ReLU network and a stationary one learn the same two classes. Both are right there; who is sure far away?"""
+"""The demonstration: a ReLU network and a stationary one learn the same two classes, and how sure each is far from the data."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,22 +16,22 @@ from bochner.models import Model
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
 from bochner.reports.page import Section
 
-FAR = 10.0  # distance from the middle of the data, which end at about 2
-REACH = 20.0  # how far the picture goes
-WIDTH = 200  # units of the ReLU network
-AMPLITUDE = 4.0  # prior standard deviation of its outputs
+FAR_DISTANCE = 10.0  # distance from the middle of the data, which end at about 2
+LARGEST_DISTANCE = 20.0  # largest distance in the picture
+RELU_UNITS = 200  # units of the ReLU network
+RELU_AMPLITUDE = 4.0  # prior standard deviation of its outputs
 
-Area = Callable[[np.ndarray], np.ndarray]  # rows to class probabilities, (n, c)
+ClassProbabilities = Callable[[np.ndarray], np.ndarray]  # rows (n, 2) to class probabilities (n, 2)
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demonstration found.
+    """Results of the demonstration.
 
     Attributes:
-        accuracy: Of each network, on new rows like the training rows.
+        accuracy: Accuracy of each network on new rows like the training rows.
         near: Mean confidence of each network on these rows.
-        far: Mean confidence at distance ``FAR``.
+        far: Mean confidence of each network at distance ``FAR_DISTANCE``.
         flagged: Share of rows that the stationary network flags as unlike its data, "near" and "far".
         figure: The picture.
     """
@@ -44,7 +43,7 @@ class Demo:
     figure: Figure
 
     def lines(self) -> list[str]:
-        """The three lines that say what the picture shows."""
+        """Three lines that describe the picture."""
         relu, ours = "ReLU", "stationary"
         right = f"accuracy {self.accuracy[relu]:.2f} and {self.accuracy[ours]:.2f}"
         sure = f"sure to {self.near[relu]:.2f} (ReLU) and {self.near[ours]:.2f} (stationary)"
@@ -52,7 +51,7 @@ class Demo:
         strange, ordinary = (f"{self.flagged[place]:.0%}" for place in ("far", "near"))
         return [
             f"On the data both are right: {right}, {sure}.",
-            f"At distance {FAR:g}, where nothing was seen, {far}, and 0.50 means 'I do not know'.",
+            f"At distance {FAR_DISTANCE:g}, where nothing was seen, {far}, and 0.50 means 'I do not know'.",
             f"The stationary network flags {strange} of the rows there as unlike its data, and {ordinary} of new ordinary rows.",
         ]
 
@@ -65,7 +64,7 @@ class Demo:
 
 
 def arc_data(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two arcs that hold each other, one for each class: (200, 2) and (200,)."""
+    """Two interlocking arcs, one for each class: inputs (200, 2) and labels (200,)."""
     rng = np.random.default_rng(seed)
     angle = rng.uniform(0, math.pi, 200)
     label = np.arange(200) % 2
@@ -74,16 +73,16 @@ def arc_data(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def ring(distance: float, count: int = 100) -> np.ndarray:
-    """Places at a distance from the origin, in all directions: (count, 2)."""
+    """Points at a distance from the origin, evenly over all directions: (count, 2)."""
     turn = np.linspace(0, 2 * math.pi, count, endpoint=False)
     return distance * np.stack([np.cos(turn), np.sin(turn)], 1)
 
 
-def relu_network(x: np.ndarray, labels: np.ndarray, seed: int) -> Area:
+def relu_network(x: np.ndarray, labels: np.ndarray, seed: int) -> ClassProbabilities:
     """A layer of ReLU units, output layer integrated out."""
     generator = torch.Generator().manual_seed(seed)
-    layer = StationaryLayer(x.shape[1], WIDTH, activation="relu", generator=generator, dtype=torch.float64)
-    model = Model(layer, 2, Categorical(), amplitude=AMPLITUDE, generator=generator)
+    layer = StationaryLayer(x.shape[1], RELU_UNITS, activation="relu", generator=generator, dtype=torch.float64)
+    model = Model(layer, 2, Categorical(), amplitude=RELU_AMPLITUDE, generator=generator)
     posterior = ClosedFormClassifier(model, _rows(x), torch.from_numpy(labels), generator=generator)
 
     def predict(new: np.ndarray) -> np.ndarray:
@@ -98,39 +97,42 @@ def _rows(x: np.ndarray) -> Tensor:
 
 
 def run(seed: int) -> Demo:
-    """Fits both networks. Neither has hidden layers before its last one: these could bring far rows near."""
+    """Fits both networks. Neither has hidden layers before its last: such layers could map far rows close to the data."""
     x, labels = arc_data(seed)
     fresh, truth = arc_data(seed + 1)
     classifier = StationaryClassifier(hidden_layer_sizes=(), random_state=seed).fit(x, labels)
-    areas: dict[str, Area] = {"ReLU": relu_network(x, labels, seed), "stationary": classifier.predict_proba}
-    far = ring(FAR)
+    networks: dict[str, ClassProbabilities] = {
+        "ReLU": relu_network(x, labels, seed),
+        "stationary": classifier.predict_proba,
+    }
+    far = ring(FAR_DISTANCE)
 
-    def share(rows: np.ndarray) -> float:
+    def flagged_share(rows: np.ndarray) -> float:
         return float(np.mean(classifier.ood_score(rows) > classifier.ood_threshold_))
 
     return Demo(
-        accuracy={name: float(np.mean(area(fresh).argmax(1) == truth)) for name, area in areas.items()},
-        near={name: float(area(fresh).max(1).mean()) for name, area in areas.items()},
-        far={name: float(area(far).max(1).mean()) for name, area in areas.items()},
-        flagged={"near": share(fresh), "far": share(far)},
-        figure=picture(areas, x, labels),
+        accuracy={name: float(np.mean(network(fresh).argmax(1) == truth)) for name, network in networks.items()},
+        near={name: float(network(fresh).max(1).mean()) for name, network in networks.items()},
+        far={name: float(network(far).max(1).mean()) for name, network in networks.items()},
+        flagged={"near": flagged_share(fresh), "far": flagged_share(far)},
+        figure=picture(networks, x, labels),
     )
 
 
-def picture(areas: dict[str, Area], x: np.ndarray, labels: np.ndarray) -> Figure:
+def picture(networks: dict[str, ClassProbabilities], x: np.ndarray, labels: np.ndarray) -> Figure:
     """How sure each network is over the plane, and against the distance from the data."""
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     *maps, curve = figure.subplots(1, 3)
-    side = np.linspace(-FAR, FAR, 80)
+    side = np.linspace(-FAR_DISTANCE, FAR_DISTANCE, 80)
     grid = np.stack(np.meshgrid(side, side), -1).reshape(-1, 2)
-    distances = np.linspace(0, REACH, 41)
-    for axes, (name, area), colour in zip(maps, areas.items(), ("#b5513f", "#3f51b5"), strict=True):
-        sure = area(grid).max(1).reshape(80, 80)
-        extent = (-FAR, FAR, -FAR, FAR)
+    distances = np.linspace(0, LARGEST_DISTANCE, 41)
+    for axes, (name, network), colour in zip(maps, networks.items(), ("#b5513f", "#3f51b5"), strict=True):
+        sure = network(grid).max(1).reshape(80, 80)
+        extent = (-FAR_DISTANCE, FAR_DISTANCE, -FAR_DISTANCE, FAR_DISTANCE)
         axes.imshow(sure, origin="lower", extent=extent, cmap="viridis", vmin=0.5, vmax=1)
         axes.scatter(*x.T, c=labels, cmap="gray", s=4, edgecolors="black", linewidths=0.3)
         axes.set(title=f"{name}: sure of its class", xticks=[-10, 0, 10], yticks=[-10, 0, 10])
-        curve.plot(distances, [area(ring(d)).max(1).mean() for d in distances], label=name, color=colour)
+        curve.plot(distances, [network(ring(d)).max(1).mean() for d in distances], label=name, color=colour)
     figure.colorbar(maps[0].images[0], ax=maps, label="confidence")
     curve.axvspan(0, 2, color="#00000018", linewidth=0)
     curve.text(0.2, 0.46, "data", fontsize=8)

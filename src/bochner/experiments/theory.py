@@ -69,7 +69,7 @@ def _generator(config: Config) -> torch.Generator:
 
 
 def _round(values: Tensor, digits: int = 10) -> list[Any]:
-    """More digits than any figure shows, fewer than float64 has: the files stay small."""
+    """Values rounded to more digits than a figure shows, and fewer than float64 has, so that files stay small."""
     return [float(f"{v:.{digits}g}") for v in values.flatten().tolist()]
 
 
@@ -169,7 +169,7 @@ def _normalised(gram: Tensor) -> Tensor:
 
 
 def mixture_error(_: Config) -> list[Row]:
-    """What is left out when triangle and periodic ReLU are taken for their first harmonic (Fig. "triangle_approx")."""
+    """Error of replacing triangle and periodic ReLU by their first harmonic (Fig. "triangle_approx")."""
     r = torch.linspace(0, 5, 101, dtype=torch.float64)[:, None]
     origin = torch.zeros(1, 1, dtype=torch.float64)
     rows = []
@@ -213,6 +213,7 @@ def gram_error(config: Config) -> list[Row]:
 
 
 def _error_rows(config: Config, x: Tensor, exact: Tensor, kernel: str, activation: str, method: str) -> list[Row]:
+    """Rows of one kernel, activation and method of drawing units: one for each number of units."""
     rows = []
     for num in config.error_widths:
         width = num * activations.resolve_activation(activation).outputs
@@ -232,7 +233,7 @@ def _error_rows(config: Config, x: Tensor, exact: Tensor, kernel: str, activatio
 
 
 def extrapolation(config: Config) -> list[Row]:
-    """Three networks of one width on 1-D data with a gap, and what each says outside: posterior of the output layer.
+    """Three networks of one width on 1-D data with a gap, and their predictions outside: posterior of the output layer.
 
     Lengthscale, noise and amplitude are set by the marginal likelihood of each network.
     """
@@ -251,7 +252,7 @@ def extrapolation(config: Config) -> list[Row]:
         row |= {"lengthscale": layer.lengthscale.item(), "noise": float(prediction.noise), "evidence": history[-1]}
         row |= {"x": _round(x, 6), "y": _round(y, 6), "grid": _round(grid, 6)}
         row |= {"mean": _round(prediction.mean, 6), "std": _round(prediction.std, 6)}
-        # At the right edge, x = 8: what the network says, beside what it would have said without data.
+        # At the right edge, x = 8: the prediction, and the standard deviation without data.
         prior = amplitude * model.features(grid[-1:]).square().mean().sqrt().item()
         row |= {"far_mean": prediction.mean[-1].item(), "far_std": prediction.std[-1].item()}
         rows.append({**row, "far_prior_std": math.hypot(prior, row["noise"])})
@@ -269,7 +270,7 @@ EXPERIMENTS: dict[str, Callable[[Config], list[Row]]] = {
 
 
 def check(name: str, request: Request) -> None:
-    """Nothing can be missing."""
+    """Does nothing: these experiments need no data."""
 
 
 def run(name: str, request: Request, path: Path) -> None:

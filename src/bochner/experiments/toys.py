@@ -1,7 +1,7 @@
-"""The paper's toy experiments: banana classification and one-dimensional regression, by NUTS and by Gaussian processes.
+"""The paper's toy experiments: banana classification and one-dimensional regression, by networks and by Gaussian processes.
 
-Each experiment is a function of a frozen configuration that returns rows; ``EXPERIMENTS`` names them. All networks of an
-experiment are sampled as one vectorised run, on a GPU where JAX sees one.
+Each experiment is a function of a frozen configuration that returns rows; ``EXPERIMENTS`` names them. Banana networks are sampled
+by NUTS as one vectorised run, on a GPU where JAX sees one; regression networks by elliptical slice sampling on the CPU.
 """
 
 import json
@@ -33,19 +33,19 @@ from bochner.priors.activations import Activation
 from bochner.priors.kernels import arccos1, matern_nn, rbf_nn
 from bochner.priors.spectra import RBF, Exponential, Matern, Spectrum
 
-# Paper, Fig. "regression": means of the nine Gaussian processes, read from the source. Its data are not listed there.
+# Means of the nine Gaussian processes in the paper's figure "regression", read from its source, which does not list the data.
 PAPER: dict[str, Any] = json.loads(
     files("bochner.experiments").joinpath("paper_regression.json").read_text(encoding="utf-8")
 )
 
-# Not periodic: name of the network, its activation. Their weights are normal.
-OTHERS = {
+# Activations that are not periodic, by the name of the network. Their weights are normal.
+NOT_PERIODIC = {
     "relu": activations.relu(),
     "local_rbf": activations.local_rbf(),
     "local_matern32": activations.local_matern(1.5),
 }
 
-# Top of the paper's first figure: the infinite width of the network of the same name.
+# Kernels of the Gaussian processes in the paper's first figure: the infinite width of the network of the same name.
 PROCESSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "relu": arccos1,
     "local_matern32": partial(matern_nn, nu=1.5),
@@ -67,16 +67,16 @@ class Config:
         warmup: Steps of adaptation of each chain; the paper ran 10,000 iterations in all.
         samples: Draws of each chain after that.
         chains: Chains for each network.
-        toy_chains: The same for regression, where more cost next to nothing.
-        sweeps: Regression: sweeps over all units for each draw.
-        max_tree_depth: Largest depth of NUTS's trajectories, which are 2**depth steps long.
+        toy_chains: Chains for each regression network, where more chains cost little.
+        sweeps: Sweeps over all units for each draw of a regression network.
+        max_tree_depth: Largest depth of the trajectories of NUTS, which are 2**depth steps long.
         units: Units of the banana networks.
-        widths: Units in the sweep.
+        widths: Numbers of units in the width experiment.
         toy_units: Units of the regression networks.
         grid: Points along each side of the square on which banana is drawn.
-        extent: Half its side.
-        gp_steps: Steps of optimising the Gaussian processes.
-        draws: Number of draws, spread over the chains, that predictions on a grid average over.
+        extent: Half the side of this square.
+        gp_steps: Optimiser steps for the hyperparameters of the Gaussian processes.
+        draws: Number of draws, spread over the chains, that predictions on a grid are averaged over.
         progress: Whether to show progress bars.
     """
 
@@ -99,7 +99,7 @@ class Config:
 
 
 def _round(values: Tensor, digits: int = 4) -> list[float]:
-    """As many decimals as a figure shows."""
+    """Values rounded to as many decimals as a figure shows."""
     return [round(v, digits) for v in values.flatten().tolist()]
 
 
@@ -111,16 +111,18 @@ def _arrays(name: str) -> tuple[Tensor, Tensor]:
 def make_network(
     prior: tuple[Spectrum | str, Activation | str], dim: int, units: int, likelihood: Likelihood, config: Config
 ) -> Model:
-    """A network of one hidden layer under a prior, as the protocol has it."""
+    """An untrained network of one hidden layer under a prior (spectrum and activation), in the form of the protocol."""
     generator = torch.Generator().manual_seed(config.seed)
-    drawn: Any = {"kernel": prior[0], "activation": prior[1], "generator": generator}
-    layer = StationaryLayer(dim, units, **drawn, dtype=torch.float64)
+    spectrum, activation = prior
+    layer = StationaryLayer(
+        dim, units, kernel=spectrum, activation=activation, generator=generator, dtype=torch.float64
+    )
     classes = 2 if isinstance(likelihood, Categorical) else 1
-    made = {
+    makers = {
         "bochner": lambda: Model(layer, classes, likelihood, generator=generator),
         "paper": lambda: SampledModel(layer, likelihood, generator),
     }
-    return made[config.protocol]()
+    return makers[config.protocol]()
 
 
 def _periodic(kernels: tuple[str, ...], units: int, config: Config) -> dict[str, Model]:
@@ -132,9 +134,8 @@ def _periodic(kernels: tuple[str, ...], units: int, config: Config) -> dict[str,
 
 
 def _sample(models: list[Model], x: Tensor, y: Tensor, config: Config) -> tuple[list[Any], Row]:
-    """The posteriors, and what every row says of the run that made them all."""
+    """The posteriors by NUTS, and the entries about their common run for every row."""
     from bochner.posteriors.nuts_many import sample_many
-    from bochner.posteriors.samples import Sampling
 
     start = time.perf_counter()
     names = ("warmup", "samples", "chains", "max_tree_depth", "seed", "progress")
@@ -145,9 +146,10 @@ def _sample(models: list[Model], x: Tensor, y: Tensor, config: Config) -> tuple[
 
 
 def _diagnosis(posterior: Any, x: Tensor) -> Row:
-    found = posterior.diagnose(x)
-    row = {"divergences": found.divergences, "r_hat": round(found.r_hat, 4), "ess": round(found.ess, 1)}
-    return {**row, "leapfrog_steps": posterior.leapfrog_steps}
+    """Divergences, and the worst R-hat and effective sample size of the outputs at inputs."""
+    diagnosis = posterior.diagnose(x)
+    quality = {"r_hat": round(diagnosis.r_hat, 4), "ess": round(diagnosis.ess, 1)}
+    return {"divergences": diagnosis.divergences, **quality, "leapfrog_steps": posterior.leapfrog_steps}
 
 
 def _square(points: int, extent: float) -> Tensor:
@@ -197,12 +199,12 @@ def _banana_rows(models: dict[str, Model], config: Config) -> list[Row]:
 def banana_networks(config: Config) -> list[Row]:
     """Banana by NUTS under 15 priors, and a row of the data."""
     models = _periodic(("exponential", "matern32", "rbf"), config.units, config)
-    models |= {n: make_network((RBF(), a), 2, config.units, Categorical(), config) for n, a in OTHERS.items()}
+    models |= {n: make_network((RBF(), a), 2, config.units, Categorical(), config) for n, a in NOT_PERIODIC.items()}
     return _banana_rows(models, config)
 
 
 def banana_processes(config: Config) -> list[Row]:
-    """Banana by six Gaussian processes, variational, hyperparameters fitted along."""
+    """Banana by six variational Gaussian processes, whose hyperparameters are fitted too."""
     from bochner.posteriors.gp import GaussianProcessClassifier
 
     x, y = _arrays("banana")
@@ -254,8 +256,8 @@ def _toy() -> tuple[Tensor, Tensor, Tensor]:
 def toy_processes(config: Config) -> list[Row]:
     """Nine exact Gaussian processes, with hyperparameters that maximise the marginal likelihood.
 
-    ``paper_difference`` is the mean absolute difference to the paper's mean on its grid. The paper does not list its data:
-    ours are like them but not the same.
+    ``paper_difference`` is the mean absolute difference from the paper's mean on its grid. The paper does not list its data: ours
+    are similar but not the same.
     """
     from bochner.posteriors.gp import GaussianProcess
 
@@ -279,8 +281,8 @@ def toy_processes(config: Config) -> list[Row]:
 def toy_networks(config: Config) -> list[Row]:
     """Nine networks of a few units by elliptical slice sampling, and a row of the data.
 
-    The posterior has many modes, and step and local exponential units jump, of which a gradient knows nothing: of nine networks
-    NUTS brought two to agreement between chains.
+    The posterior has many modes, and step and local exponential units jump, which a gradient does not show: by NUTS the chains of
+    only two of the nine networks agreed.
     """
     from bochner.posteriors.slices import slice_sample
 
@@ -311,7 +313,7 @@ EXPERIMENTS: dict[str, Callable[[Config], list[Row]]] = {
 
 
 def check(name: str, request: Request) -> None:  # noqa: ARG001
-    """Whether the data are there."""
+    """Raises an error where the data are missing."""
     datasets.load("toy-1d" if name == "toy-1d" else "banana")
 
 

@@ -1,10 +1,9 @@
-"""The paper's sixteen UCI networks by name, under both protocols."""
+"""The paper's sixteen networks by name, in the form of each protocol."""
 
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +18,7 @@ from bochner.priors import activations, spectra
 from bochner.priors.activations import Activation, MaternWave
 from bochner.priors.spectra import Matern
 
-# Kernel and activation of each model, in the order of the paper's tables. Locally stationary and ReLU models have normal weights.
+# Kernel and activation of each network, in the order of the paper's tables. Local and ReLU networks have normal weights.
 MODELS: dict[str, tuple[str, str]] = {
     "relu": ("rbf", "relu"),
     "local-rbf": ("rbf", "local_rbf"),
@@ -41,12 +40,12 @@ MODELS: dict[str, tuple[str, str]] = {
 
 
 def by_activation(models: Iterable[str]) -> list[str]:
-    """Models of one activation side by side: their model layers run together."""
+    """Names of models, sorted so that those of one activation are neighbours: their model layers run together."""
     return sorted(models, key=lambda name: (MODELS[name][1], list(MODELS).index(name)))
 
 
 def activation(name: str, protocol: str) -> Activation:
-    """The activation as a protocol has it.
+    """An activation by name, in the form of a protocol.
 
     The published code leaves triangle and periodic ReLU at variance π⁴/96 and divides the local Matérn activation by ν.
     """
@@ -61,14 +60,14 @@ def activation(name: str, protocol: str) -> Activation:
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a network of the tables is, and what it is for.
+    """Sizes and purpose of a network.
 
     Attributes:
         protocol: "paper" or "bochner".
         classes: Number of classes, or None for regression.
         width: Number of units of the model layer.
         hidden: Widths of the extractor's layers, where that is fully connected.
-        lengthscale: Where the lengthscale starts; None for the protocol's own.
+        lengthscale: The first lengthscale; None for the protocol's default.
     """
 
     protocol: str
@@ -80,24 +79,24 @@ class Shape:
 
 @lru_cache(maxsize=32)
 def _extractor(in_features: int, hidden: tuple[int, ...], seed: int) -> nn.Sequential:
-    """An extractor as drawn from the seed: the same for all models, and most of the work of building one."""
+    """An untrained extractor from a seed. It is the same for all models, and most of the work of building one."""
     return mlp(in_features, hidden, generator=torch.Generator().manual_seed(seed + 2**32))
 
 
 def build(name: str, in_features: int, shape: Shape, seed: int) -> Model:
-    """The network ``name`` for a table of so many inputs, with all its initial numbers drawn from ``seed``."""
+    """The untrained network ``name`` for a table, with all its parameters drawn from ``seed``."""
     extractor = copy.deepcopy(_extractor(in_features, shape.hidden, seed))
     return assemble(name, extractor, shape.hidden[-1], shape, seed)
 
 
 def assemble(name: str, extractor: nn.Module, features: int, shape: Shape, seed: int) -> Model:
-    """The network ``name`` on top of an extractor that gives ``features`` features, its other numbers drawn from ``seed``."""
+    """The untrained network ``name`` on an extractor with ``features`` outputs, its other parameters drawn from ``seed``."""
     if name not in MODELS:
         raise ValueError(unknown_name("models", name, MODELS))
-    return ASSEMBLED[shape.protocol](name, extractor, features, shape, seed)
+    return ASSEMBLERS[shape.protocol](name, extractor, features, shape, seed)
 
 
-def _ours(name: str, extractor: nn.Module, features: int, shape: Shape, seed: int) -> Model:
+def _assemble_ours(name: str, extractor: nn.Module, features: int, shape: Shape, seed: int) -> Model:
     kernel, wave = MODELS[name]
     generator = torch.Generator().manual_seed(seed)
     layer = StationaryLayer(
@@ -112,18 +111,31 @@ def _ours(name: str, extractor: nn.Module, features: int, shape: Shape, seed: in
     return Model(layer, shape.classes or 1, likelihood, extractor=extractor, generator=generator)
 
 
-def _published(name: str, extractor: nn.Module, features: int, shape: Shape, seed: int) -> Model:
+def _assemble_published(name: str, extractor: nn.Module, features: int, shape: Shape, seed: int) -> Model:
     kernel, wave = MODELS[name]
     spectrum, generator = spectra.resolve_spectrum(kernel), torch.Generator().manual_seed(seed)
     if isinstance(spectrum, Matern):
         spectrum = Matern(spectrum.nu, product=True)
     start = shape.lengthscale or (0.2 if shape.classes is None and name != "relu" else 1.0)
-    drawn: Any = {"kernel": spectrum, "activation": activation(wave, "paper"), "generator": generator}
-    layer = PublishedLayer(features, shape.width, multiplier=1 / start, **drawn)
+    layer = PublishedLayer(
+        features,
+        shape.width,
+        multiplier=1 / start,
+        kernel=spectrum,
+        activation=activation(wave, "paper"),
+        generator=generator,
+    )
     likelihood = PublishedGaussian() if shape.classes is None else Categorical()
-    options: Any = {"extractor_precision": 2.0, "output_bias": True, "generator": generator}
-    linked = nn.Sequential(*extractor, nn.ReLU())  # pyright: ignore[reportGeneralTypeIssues]
-    return PublishedModel(layer, shape.classes or 1, likelihood, extractor=linked, **options)
+    rectified = nn.Sequential(*extractor, nn.ReLU())  # pyright: ignore[reportGeneralTypeIssues]
+    return PublishedModel(
+        layer,
+        shape.classes or 1,
+        likelihood,
+        extractor=rectified,
+        extractor_precision=2.0,
+        output_bias=True,
+        generator=generator,
+    )
 
 
-ASSEMBLED = {"bochner": _ours, "paper": _published}
+ASSEMBLERS = {"bochner": _assemble_ours, "paper": _assemble_published}

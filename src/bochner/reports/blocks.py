@@ -15,10 +15,10 @@ class Block:
     """A piece of a report: lines of text, then a table.
 
     Attributes:
-        title: Its heading; empty for none.
-        part: Which part of what the heading names it is; empty for the whole.
-        text: Lines; several are a list.
-        table: The header, then the lines.
+        title: The heading; empty for none.
+        part: A smaller heading under it; empty for none.
+        text: Lines; several become a list.
+        table: The header, then the lines of a table.
     """
 
     title: str = ""

@@ -204,11 +204,11 @@ def _ood_line(key: tuple[str, ...], by_set: dict[str, Row]) -> list[str]:
 
 def histograms(rows: list[Row]) -> dict[tuple[str, str, str], list[Row]]:
     """Histogram rows of each head, posterior and protocol, in alphabetical order."""
-    found: dict[tuple[str, str, str], list[Row]] = {}
+    groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in first_seed(rows):
         if row["outside"] == "histogram":
-            found.setdefault((row["head"], row["posterior"], row["protocol"]), []).append(row)
-    return dict(sorted(found.items()))
+            groups.setdefault((row["head"], row["posterior"], row["protocol"]), []).append(row)
+    return dict(sorted(groups.items()))
 
 
 def ood_figure(rows: list[Row]) -> Figure:

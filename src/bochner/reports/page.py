@@ -18,13 +18,13 @@ import bochner
 from bochner.files import write_text
 from bochner.reports.blocks import Table
 
-WIDE = 7.0  # inches: a wider figure would be illegible on a phone, and scrolls there instead
-_NUMBER = re.compile(r"[+−-]?\d|[—-]?$")  # how a cell begins that belongs to a column of numbers; or it is empty
+WIDE = 7.0  # inches: wider figures are not shrunk on a phone, where they would be illegible; they scroll
+_NUMBER = re.compile(r"[+−-]?\d|[—-]?$")  # the beginning of a number, a dash, or an empty cell
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report: a title, then what there is of text, a table and figures.
+    """A section of a report: a title, then text, a table and figures, each optional.
 
     Attributes:
         title: The heading, also in the table of contents.
@@ -54,13 +54,13 @@ class Section:
 
 
 def _svg(figure: Figure, number: int, label: str) -> Markup:
-    """A figure as inline SVG: without prolog, comments and metadata, and with ids that are its own on the page."""
+    """A figure as inline SVG: without prolog, comments and metadata, and with ids that are unique on the page."""
     text, prefix = io.StringIO(), f"figure-{number}-"
     settings: Any = {"svg.hashsalt": f"bochner-{number}", "svg.fonttype": "none"}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         # A name in a script that matplotlib's font lacks is measured roughly; the browser draws it with its own font.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
-        # Each drawing moves the layout a little: it is settled once, so that the page is the same every time.
+        # Each drawing moves the layout a little: it is computed once and then fixed, so that the page is the same every time.
         if figure.get_layout_engine() is not None:
             figure.draw_without_rendering()
             figure.set_layout_engine("none")
@@ -100,7 +100,7 @@ def _cells(table: Table | None) -> list[list[tuple[str, str]]]:
 
 
 def _views(sections: Sequence[Section]) -> list[dict[str, Any]]:
-    """What the template shows of each section."""
+    """The sections as the template takes them."""
     views, count = [], 0
     for section in sections:
         pictures = []
@@ -128,8 +128,8 @@ def render(title: str, sections: Sequence[Section], *, note: str = "") -> str:
     """The report as HTML: the same, byte for byte, for the same sections.
 
     Args:
-        title: Of the page.
-        sections: Its parts, in order; the table of contents lists them.
+        title: Title of the page.
+        sections: Its sections, in order; the table of contents lists them.
         note: A sentence under the title, such as what the report is about and when it was made.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

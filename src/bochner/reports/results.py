@@ -13,7 +13,7 @@ from bochner.reports.blocks import Block, MissingRowsError
 from bochner.reports.drawing import how_to_make
 from bochner.reports.page import Section
 
-NAMES = {
+FIGURE_TITLES = {
     "activations": "periodic activations",
     "covariances": "covariances they induce",
     "gram": "Gram matrices of nine priors",
@@ -30,7 +30,7 @@ KINDS = ("theory", "toys", "uci", "images")
 
 
 def _made(rows: list[Row], command: str) -> str:
-    """The command that makes rows again, and what made these: time, hardware and commits."""
+    """The command that makes rows again, and time, hardware and commits of these rows."""
     hardware = ", ".join(dict.fromkeys(row["hardware"] for row in rows if row.get("hardware")))
     commits = ", ".join(dict.fromkeys(str(row["commit"])[:7] for row in rows if row.get("commit")))
     # A set's time is spread evenly over its models, and every fold repeats it.
@@ -52,7 +52,7 @@ def _drawn(title: str, draw: Callable[[list[Row]], Figure], path: Path) -> Secti
 
 
 def _sections(blocks: Iterable[Block], untitled: str, *, prefix: str = "") -> list[Section]:
-    """Blocks of the other reports as sections; those without a title get the one given."""
+    """Blocks of other reports as sections; blocks without a title get the title ``untitled``."""
     sections = []
     for block in blocks:
         heading = prefix + block.title if block.title else untitled
@@ -64,7 +64,7 @@ def _sections(blocks: Iterable[Block], untitled: str, *, prefix: str = "") -> li
 def _theory(folder: Path) -> list[Section]:
     paths = {name: folder / f"{name}.jsonl" for name in theory.FIGURES}
     return [
-        _drawn(f"Theory: {NAMES[name]}", draw, paths[name])
+        _drawn(f"Theory: {FIGURE_TITLES[name]}", draw, paths[name])
         for name, draw in theory.FIGURES.items()
         if read_rows(paths[name])
     ]
@@ -75,7 +75,7 @@ def _toys(folder: Path) -> list[Section]:
     for experiment, figures in toys.DRAWN_FROM.items():
         path = folder / f"{experiment}.jsonl"
         if read_rows(path):
-            sections += [_drawn(f"Toys: {NAMES[name]}", toys.FIGURES[name], path) for name in figures]
+            sections += [_drawn(f"Toys: {FIGURE_TITLES[name]}", toys.FIGURES[name], path) for name in figures]
     return sections
 
 
@@ -93,7 +93,7 @@ def _uci(folder: Path) -> list[Section]:
         ]
         sections.append(Section("UCI: how the rows were made", "\n\n".join(made)))
         sections += _sections([tables.headline(rows)], "")
-    if {"paper", "bochner"} <= {row["protocol"] for row in rows}:
+    if rows and tables.has_both_protocols(rows):
         sections += _sections(tables.comparison(rows), "UCI: both protocols", prefix="both protocols: ")
     return sections
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bochner.experiments.catalogue import PROTOCOLS
 from bochner.experiments.rows import Row, read_rows
 from bochner.files import write_text
 from bochner.reports.blocks import Block, Table, as_markdown
@@ -21,7 +22,7 @@ PAPER: dict[str, Any] = json.loads(
 )
 METRICS = {"uci-regression": ("nlpd", "rmse"), "uci-classification": ("nlpd", "accuracy", "auc")}
 TITLES = {"nlpd": "NLPD", "rmse": "RMSE", "accuracy": "ACC", "auc": "AUC"}
-FOLDS = 10
+FOLDS = 10  # folds of every set in the paper
 ROUNDING = 0.005  # half a unit of the two decimals that the paper prints
 RULE = (
     "Values are mean ± standard deviation over folds (the sum of squares divided by the number of folds, ddof = 0); "
@@ -49,7 +50,7 @@ _LATEX = str.maketrans(
 
 
 class Key(NamedTuple):
-    """What a cell of a table is about."""
+    """The experiment, posterior, protocol, set and model of a cell of a table."""
 
     experiment: str
     posterior: str
@@ -88,6 +89,7 @@ class Cell(NamedTuple):
 
 
 def _check(index: int, row: Row) -> None:
+    """Raises a ValueError for a row that lacks a key or has an unknown value."""
     metrics = METRICS.get(row.get("experiment", ""), ())
     for key in (*Key._fields, "fold", "folds", "seed", "status", *metrics):
         if key not in row:
@@ -116,7 +118,7 @@ def _units(rows: Iterable[Row]) -> dict[Key, Units]:
 
 
 def _order(key: Key) -> tuple[int, ...]:
-    """Place of a cell in the paper; names that it lacks come last, in the order of their rows (sorting is stable)."""
+    """Sort key of a cell: its position in the paper's tables; names that the paper lacks come last, in the order of their rows."""
     sets = list(PAPER[key.experiment]["kfac"])
     models = list(PAPER["uci-regression"]["kfac"]["boston"])
     known = (list(METRICS), ["kfac", "swag"], ["paper", "bochner"], sets, models)
@@ -124,6 +126,7 @@ def _order(key: Key) -> tuple[int, ...]:
 
 
 def _finite(units: Units, metric: str) -> dict[tuple[int, int], float]:
+    """The finite values of a metric, by fold and seed."""
     values = {unit: row[metric] for unit, row in units.items() if row["status"] == "ok"}
     return {unit: value for unit, value in values.items() if value is not None and math.isfinite(value)}
 
@@ -175,8 +178,8 @@ def _counts(cells: dict[Key, dict[str, Cell]], metric: str) -> str:
     compared = {key: metrics[metric] for key, metrics in cells.items() if metrics[metric].paper}
     if not compared:
         return f"{TITLES[metric]}: the paper has no value for these cells."
-    found = sum(cell.within for cell in compared.values())
-    text = f"{TITLES[metric]}: {found} of {len(compared)} cells within one of the paper's standard deviations"
+    num_within = sum(cell.within for cell in compared.values())
+    text = f"{TITLES[metric]}: {num_within} of {len(compared)} cells within one of the paper's standard deviations"
     text += f", {sum(cell.near for cell in compared.values())} within two standard errors of its mean"
     if differences := [cell.difference for cell in compared.values() if cell.difference is not None]:
         text += f"; the mean difference is {_number(float(np.mean(differences)), '+.3f', 3)}"
@@ -206,11 +209,11 @@ def _sections(rows: Iterable[Row]) -> list[tuple[str, list[str], dict[str, Table
 
 def blocks(rows: Iterable[Row]) -> list[Block]:
     """Ours, the paper's and the difference: the rule, then per section its counts and a table per set."""
-    found = [Block(text=(RULE,))]
+    blocks = [Block(text=(RULE,))]
     for title, counts, tables in _sections(rows):
-        found.append(Block(title, text=tuple(counts)))
-        found += [Block(title, name, table=table) for name, table in tables.items()]
-    return found
+        blocks.append(Block(title, text=tuple(counts)))
+        blocks += [Block(title, name, table=table) for name, table in tables.items()]
+    return blocks
 
 
 def _latex_table(caption: str, table: Table) -> str:
@@ -225,7 +228,7 @@ def _latex_table(caption: str, table: Table) -> str:
 
 
 def latex(rows: Iterable[Row]) -> str:
-    """The same as ``blocks``, to be read into a LaTeX article that loads booktabs and amssymb."""
+    """The content of ``blocks`` for a LaTeX article that loads booktabs and amssymb."""
     parts = [r"% Needs \usepackage{booktabs,amssymb}.", RULE.translate(_LATEX)]
     for title, counts, tables in _sections(rows):
         parts += [rf"\subsection*{{{title.translate(_LATEX)}}}", *(line.translate(_LATEX) for line in counts)]
@@ -234,7 +237,7 @@ def latex(rows: Iterable[Row]) -> str:
 
 
 def _paired(key: Key, ours: Units, theirs: Units) -> tuple[list[str], bool]:
-    """A line of the comparison over the units of both protocols, and whether ours has the lower NLPD."""
+    """A line of the comparison over the units of both protocols, and whether "bochner" has the lower NLPD."""
     shared = ours.keys() & theirs.keys()
     pair = [_finite({unit: units[unit] for unit in shared}, "nlpd") for units in (ours, theirs)]
     finite = pair[0].keys() & pair[1].keys()
@@ -244,11 +247,16 @@ def _paired(key: Key, ours: Units, theirs: Units) -> tuple[list[str], bool]:
     folds: dict[int, list[float]] = {}
     for unit in finite:
         folds.setdefault(unit[0], []).append(pair[0][unit] - pair[1][unit])
-    apart = [float(np.mean(values)) for values in folds.values()]
-    error = f" ± {_number(float(np.std(apart, ddof=1)) / math.sqrt(len(apart)))}" if len(apart) > 1 else ""
+    means = [float(np.mean(values)) for values in folds.values()]
+    error = f" ± {_number(float(np.std(means, ddof=1)) / math.sqrt(len(means)))}" if len(means) > 1 else ""
     text = _number(difference, "+.2f") + error + " ✓" * lower + (f" †{len(shared - finite)}" if shared - finite else "")
     count = str(len({fold for fold, _ in shared}))
     return [key.set, key.model, _spread(mean, std), _spread(other, spread), text, count], lower
+
+
+def has_both_protocols(rows: Iterable[Row]) -> bool:
+    """Whether there are rows of each protocol, so that they can be compared."""
+    return {row["protocol"] for row in rows} >= set(PROTOCOLS)
 
 
 def comparison(rows: Iterable[Row]) -> list[Block]:
@@ -261,34 +269,33 @@ def comparison(rows: Iterable[Row]) -> list[Block]:
             sections.setdefault(f"{key.experiment}, {key.posterior}", []).append(_paired(key, ours, theirs))
     if not sections:
         raise ValueError("There is nothing to compare: no unit has rows under both protocols, bochner and paper.")
-    found = [Block(text=(COMPARISON_RULE,))]
+    blocks = [Block(text=(COMPARISON_RULE,))]
     header = ["set", "model", "bochner", "paper", "difference", "folds"]
     for title, lines in sections.items():
         count = f"Protocol bochner has the lower NLPD in {sum(lower for _, lower in lines)} of {len(lines)} cells."
-        found.append(Block(title, text=(count,), table=[header, *(line for line, _ in lines)]))
-    return found
+        blocks.append(Block(title, text=(count,), table=[header, *(line for line, _ in lines)]))
+    return blocks
 
 
 def headline(rows: Iterable[Row]) -> Block:
     """The paper's claim by set and protocol: NLPD of the twelve periodic models against the other four."""
     cells = {key: values["nlpd"].mean for key, values in summarise(rows).items()}
-    table = [
-        [
-            "experiment",
-            "posterior",
-            "protocol",
-            "set",
-            "periodic: mean",
-            "best",
-            "others: mean",
-            "best",
-            "periodic best",
-        ]
-    ]
+    header = (
+        "experiment",
+        "posterior",
+        "protocol",
+        "set",
+        "periodic: mean",
+        "best",
+        "others: mean",
+        "best",
+        "periodic best",
+    )
+    table = [list(header)]
     for group in dict.fromkeys(key[:4] for key in cells):
-        own = {key.model: mean for key, mean in cells.items() if key[:4] == group and mean is not None}
-        others = {name: own[name] for name in own if name == "relu" or name.startswith("local-")}
-        periodic = {name: own[name] for name in own if name not in others}
+        means = {key.model: mean for key, mean in cells.items() if key[:4] == group and mean is not None}
+        others = {name: means[name] for name in means if name == "relu" or name.startswith("local-")}
+        periodic = {name: means[name] for name in means if name not in others}
         if not (others and periodic):
             continue
         texts = [
@@ -307,10 +314,10 @@ def headline(rows: Iterable[Row]) -> Block:
 def write(paths: Iterable[Path], target: Path) -> list[Path]:
     """Writes tables.md and tables.tex from files of rows; returns their paths."""
     rows = [row for path in paths for row in read_rows(path)]
-    found = [*blocks(rows), headline(rows)]
-    if {"paper", "bochner"} <= {row["protocol"] for row in rows}:
-        found += comparison(rows)
-    files = {target / "tables.md": as_markdown(found), target / "tables.tex": latex(rows)}
+    parts = [*blocks(rows), headline(rows)]
+    if has_both_protocols(rows):
+        parts += comparison(rows)
+    files = {target / "tables.md": as_markdown(parts), target / "tables.tex": latex(rows)}
     for path, content in files.items():
         write_text(path, content)
     return list(files)

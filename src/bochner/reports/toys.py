@@ -60,10 +60,10 @@ def _convergence(row: Row) -> str:
 
 def _choose(rows: list[Row], method: str, names: Iterable[str], key: str = "model") -> dict[str, Row]:
     """Rows of one method by the names of their models or priors; all names must be there."""
-    found = {row[key]: row for row in rows if row["method"] == method}
-    if missing := [name for name in names if name not in found]:
+    chosen = {row[key]: row for row in rows if row["method"] == method}
+    if missing := [name for name in names if name not in chosen]:
         raise MissingRowsError(f"rows of the method '{method}' for {', '.join(missing)}")
-    return found
+    return chosen
 
 
 def _data(rows: list[Row]) -> Row:

@@ -1,4 +1,4 @@
-"""GoogLeNet on CIFAR-10: trained once, kept outside the repository, and the features that it gives."""
+"""GoogLeNet on CIFAR-10: its training, its file of weights outside the repository, and its features of images."""
 
 import math
 import time
@@ -36,7 +36,7 @@ class Schedule:
         lr: The largest learning rate.
         rise: Share of the epochs in which the rate rises.
         weight_decay: Weight decay.
-        shrink: What the network's numbers of channels are divided by, for tests.
+        shrink: Divisor of the network's numbers of channels, for tests.
     """
 
     epochs: int = 30
@@ -72,7 +72,7 @@ class Pictures:
         return ((pixels - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def plain(self, images: Tensor) -> Tensor:
-        """The same with pixels in [0, 1], not standardised."""
+        """Images as (n, 3, h, w) with pixels in [0, 1], not standardised."""
         pixels = images.to(self.device).permute(0, 3, 1, 2).float() / 255
         return pixels.contiguous(memory_format=torch.channels_last)
 
@@ -104,9 +104,9 @@ def _read(path: Path, training: str) -> tuple[dict[str, Tensor], dict[str, str]]
 def pretrained(
     path: Path, schedule: Schedule, seed: int, *, train: Labelled, test: Labelled, progress: bool = False
 ) -> tuple[nn.Sequential, dict[str, Any]]:
-    """The trained network, from its file if that is there, and what is known of its training.
+    """The trained network, from its file if it exists, and accuracy, seconds and epochs of its training.
 
-    After every epoch the state is kept beside the file: an interrupted run goes on from there.
+    After every epoch the state is saved beside the file: an interrupted run continues from it.
 
     Args:
         path: File of the weights.
@@ -121,8 +121,8 @@ def pretrained(
     if not path.exists():
         partial = path.with_name(f"{path.stem}-partial{path.suffix}")
         seconds = fit(net, partial, schedule, seed, train, progress=progress)
-        found = _predict(net, test[0]).argmax(-1)
-        notes = {"accuracy": (found == test[1]).double().mean().item(), "seconds": round(seconds, 1)}
+        classes = _predict(net, test[0]).argmax(-1)
+        notes = {"accuracy": (classes == test[1]).double().mean().item(), "seconds": round(seconds, 1)}
         _write(path, net.state_dict(), notes | {"epochs": schedule.epochs, "training": training})
         partial.unlink(missing_ok=True)
     tensors, notes = _read(path, training)
@@ -131,14 +131,14 @@ def pretrained(
 
 
 def _described(schedule: Schedule, seed: int, train: Labelled) -> str:
-    """What makes two trainings the same."""
+    """A description that is equal for equal trainings."""
     return f"{schedule}, seed {seed}, {len(train[0])} images"
 
 
 def fit(
     net: nn.Module, partial: Path, schedule: Schedule, seed: int, train: Labelled, *, progress: bool = False
 ) -> float:
-    """Trains in place, from where an earlier run stopped; returns the seconds it took."""
+    """Trains in place, continuing an interrupted run; returns the seconds of the whole training."""
     (images, labels), training = train, _described(schedule, seed, train)
     optimizer = torch.optim.SGD(
         net.parameters(), lr=0.0, momentum=0.9, nesterov=True, weight_decay=schedule.weight_decay
@@ -172,7 +172,7 @@ def fit(
 
 
 def _resume(net: nn.Module, optimizer: torch.optim.Optimizer, partial: Path, training: str) -> tuple[int, float]:
-    """Takes up a state that an interrupted run left; returns the epochs and seconds that are done."""
+    """Loads the state of an interrupted run; returns its finished epochs and its seconds."""
     if not partial.exists():
         return 0, 0.0
     tensors, notes = _read(partial, training)
@@ -189,13 +189,13 @@ def _predict(net: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
 
 
 def features(net: nn.Sequential, images: Tensor, *, statistics_of: Tensor | None = None) -> Tensor:
-    """What the extractor makes of images, (n, 1024), each computed once.
+    """Features of images by the extractor, (n, 1024).
 
     Args:
         net: The trained network.
         images: Images, (n, 3, h, w).
-        statistics_of: Images whose averages every BatchNorm takes in place of the training set's, as the published code does
-            with the very set that is scored.
+        statistics_of: Images whose averages every BatchNorm takes in place of the training set's; the published code takes those
+            of the set that is scored.
     """
     if statistics_of is None:
         return _predict(net[0].eval(), images)
@@ -236,7 +236,7 @@ def flop(net: nn.Module, image: Tensor) -> int:
 
 
 def matmul_rate(device: str) -> float:
-    """FLOP per second of a large matrix product, in bfloat16 on CUDA: what a share is measured against."""
+    """FLOP per second of a large matrix product, in bfloat16 on CUDA: the reference for the speed of the features."""
     cuda = device.startswith("cuda")
     side = 8192 if cuda else 1024
     a = torch.ones(side, side, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
@@ -249,7 +249,7 @@ def matmul_rate(device: str) -> float:
 
 
 def now(device: str) -> float:
-    """Seconds, once the device has done what it was asked to."""
+    """The clock in seconds, after the device has finished its work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize()
     return time.perf_counter()
