@@ -22,7 +22,7 @@ from bochner.networks import SeededDropout
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier, Solver
 from bochner.posteriors.mixture import drawn_outputs
 from bochner.posteriors.swag import DivergedError, Snapshots, Swag, tune_learning_rate
-from bochner.predictive import CategoricalPredictive
+from bochner.predictive import CategoricalPredictive, Predictive
 from bochner.training.map import Recipe, adam, fit_map, sgd
 
 
@@ -88,7 +88,7 @@ class CollectedHead:
         snapshots = Snapshots(rate, config.swag_epochs, config.rank, config.batch_size, config.seed)
         return Swag(head, self.x, self.labels, snapshots, after_epoch=self._next_epoch)
 
-    def predict(self, x: Tensor, *, outside: bool) -> CategoricalPredictive:  # noqa: ARG002
+    def predict(self, x: Tensor, *, outside: bool) -> Predictive:  # noqa: ARG002
         """Prediction at features (n, d)."""
         return self.swag.predict(x, self.config.draws, generator=self._generator(1))
 
@@ -128,7 +128,7 @@ class PublishedHead(CollectedHead):
         self.epoch += 1
         self.x.copy_(self.data.views[self.epoch % len(self.data.views)])
 
-    def predict(self, x: Tensor, *, outside: bool) -> CategoricalPredictive:
+    def predict(self, x: Tensor, *, outside: bool) -> Predictive:
         """Prediction from twice SWAG's covariance inside; outside from its diagonal part alone."""
         low_rank = 0.0 if outside else 1.0
         generator = self._generator(1)
