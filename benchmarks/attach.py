@@ -1,4 +1,4 @@
-"""A head on networks that are trained already, beside the scores that people would use instead.
+"""A head on networks that are trained already, compared with the usual OOD scores.
 
     BOCHNER_DATA=folder python benchmarks/attach.py digits
     BOCHNER_DATA=folder python benchmarks/attach.py cifar --network googlenet|residual     (a GPU; trains it for some minutes)
@@ -35,8 +35,8 @@ from bochner.members.features import squared_distances
 from bochner.networks import linear, residual_net
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HELD_OUT = 5000
-NEIGHBOURS = 10
+HELD_OUT = 5000  # training images that only calibrate
+NEIGHBOURS = 10  # the score is the distance to this neighbour
 Sets = dict[str, Tensor]
 
 
@@ -66,7 +66,7 @@ def letters(num: int) -> Tensor:
 
 
 def strange_digits(test: Tensor) -> Sets:
-    """Images that a network for digits has not seen the like of."""
+    """Images that are unlike the digits a network was trained on."""
     grey = torch.from_numpy(load_images("cifar10").x_test[:2000]).float().mean(-1)[:, None] / 255
     return {
         "rotated": torch.rot90(test[:2000], 1, (2, 3)),
@@ -78,7 +78,7 @@ def strange_digits(test: Tensor) -> Sets:
 
 
 def digit_network(seed: int, x: Tensor, y: Tensor) -> nn.Sequential:
-    """A small convolutional network, as anyone would train it."""
+    """A small convolutional network, trained in the usual way."""
     torch.manual_seed(seed)
     net = nn.Sequential(
         nn.Conv2d(1, 16, 5, stride=2, padding=2),
@@ -103,42 +103,45 @@ def digit_network(seed: int, x: Tensor, y: Tensor) -> nn.Sequential:
     return net.eval()
 
 
-# ---------------------------------------------------------------------- the others
+# ---------------------------------------------------------------------- other scores
 
 
 @torch.no_grad()
 def peers(net: nn.Sequential, x: Tensor, y: Tensor, sets: Sets) -> dict[str, Sets]:
-    """Scores of every image by what is usual: maximum probability, energy, Mahalanobis distance, nearest neighbours."""
+    """Scores of every image by the usual methods: maximum probability, energy, Mahalanobis distance, nearest neighbours."""
 
     def features(images: Tensor) -> Tensor:
         return torch.cat([net[:-1](part) for part in images.split(1000)]).double()
 
-    known, last = features(x[:20_000]), net[-1]
+    train_features, last = features(x[:20_000]), net[-1]
     labels = y[:20_000]
-    centres = torch.stack([known[labels == c].mean(0) for c in range(10)])
-    apart = known - centres[labels]
-    covariance = apart.mT @ apart / len(known)
+    centres = torch.stack([train_features[labels == c].mean(0) for c in range(10)])
+    residuals = train_features - centres[labels]
+    covariance = residuals.mT @ residuals / len(train_features)
     covariance.diagonal().add_(1e-6 * covariance.diagonal().sum())
     root = torch.linalg.inv(torch.linalg.cholesky(covariance)).mT
-    unit = F.normalize(known)
-    found: dict[str, Sets] = {}
+    unit = F.normalize(train_features)
+    scores_by_set: dict[str, Sets] = {}
     for name, images in sets.items():
-        own = features(images)
-        logits = last(own.float()).double()
-        nearest = squared_distances(own, known).kthvalue(NEIGHBOURS, 1).values
-        nearest_unit = squared_distances(F.normalize(own), unit).kthvalue(NEIGHBOURS, 1).values
-        found[name] = {
+        image_features = features(images)
+        logits = last(image_features.float()).double()
+        nearest = squared_distances(image_features, train_features).kthvalue(NEIGHBOURS, 1).values
+        nearest_unit = squared_distances(F.normalize(image_features), unit).kthvalue(NEIGHBOURS, 1).values
+        scores_by_set[name] = {
             "maximum probability": -torch.softmax(logits, 1).max(1).values,
             "energy": -torch.logsumexp(logits, 1),
-            "Mahalanobis": squared_distances(own @ root, centres @ root).min(1).values,
+            "Mahalanobis": squared_distances(image_features @ root, centres @ root).min(1).values,
             "nearest neighbours": nearest,
             "nearest neighbours, normalised": nearest_unit,
         }
-    return {score: {name: values[score] for name, values in found.items()} for score in next(iter(found.values()))}
+    return {
+        score: {name: values[score] for name, values in scores_by_set.items()}
+        for score in next(iter(scores_by_set.values()))
+    }
 
 
 def temperature_scaled(logits: Tensor, labels: Tensor, new: Tensor) -> Tensor:
-    """Logits at the temperature under which held-out labels are most probable."""
+    """New logits at the temperature that maximises the probability of held-out labels."""
     tried = torch.logspace(-1, 1, 400, base=2, dtype=torch.float64, device=logits.device)
     losses = torch.stack([F.cross_entropy(t * logits, labels) for t in tried])
     return tried[losses.argmin()] * new
@@ -152,9 +155,9 @@ def outputs(net: nn.Module, images: Tensor) -> Tensor:
 def compare(name: str, seed: int, net: nn.Sequential, split: dict[str, tuple[Tensor, Tensor]], sets: Sets) -> list[Row]:
     """One row for the head and one for every other score."""
     (x, y), held, (test, truth) = split["train"], split["held_out"], split["test"]
-    own, calibrated = outputs(net, test), temperature_scaled(outputs(net, held[0]), held[1], outputs(net, test))
-    shared = {"set": name, "seed": seed, "accuracy": metrics.accuracy(truth.cpu(), torch.softmax(own, 1).cpu())}
-    shared |= {"nlpd": F.cross_entropy(own, truth).item(), "nlpd_scaled": F.cross_entropy(calibrated, truth).item()}
+    logits, calibrated = outputs(net, test), temperature_scaled(outputs(net, held[0]), held[1], outputs(net, test))
+    shared = {"set": name, "seed": seed, "accuracy": metrics.accuracy(truth.cpu(), torch.softmax(logits, 1).cpu())}
+    shared |= {"nlpd": F.cross_entropy(logits, truth).item(), "nlpd_scaled": F.cross_entropy(calibrated, truth).item()}
     rows = []
     for score, values in peers(net, x, y, {"test": test} | sets).items():
         areas = {k: metrics.ood_auc(values["test"].cpu(), v.cpu()) for k, v in values.items() if k != "test"}
@@ -163,18 +166,18 @@ def compare(name: str, seed: int, net: nn.Sequential, split: dict[str, tuple[Ten
     head = StationaryHead.fit(
         net, DataLoader(TensorDataset(x, y), 1000), DataLoader(TensorDataset(*held), 1000), progress=False
     )
-    found = {"seconds": time.perf_counter() - began, "kernel": head.kernel, "lengthscale": head.lengthscale}
-    found |= {"power": head.power, "temperature": head.temperature}
+    head_row = {"seconds": time.perf_counter() - began, "kernel": head.kernel, "lengthscale": head.lengthscale}
+    head_row |= {"power": head.power, "temperature": head.temperature}
     prediction: Any = head.predict(test)
     inside = head.ood_score(test)
-    found["nlpd"] = -prediction.log_prob(truth).mean().item()
-    found["accuracy"] = metrics.accuracy(truth.cpu(), prediction.probabilities.cpu())
-    found["ece"] = metrics.ece(truth.cpu(), prediction.probabilities.cpu())
-    found["false_alarms"] = (inside > head.threshold).double().mean().item()
-    found["auroc"] = {k: metrics.ood_auc(inside.cpu(), head.ood_score(v).cpu()) for k, v in sets.items()}
+    head_row["nlpd"] = -prediction.log_prob(truth).mean().item()
+    head_row["accuracy"] = metrics.accuracy(truth.cpu(), prediction.probabilities.cpu())
+    head_row["ece"] = metrics.ece(truth.cpu(), prediction.probabilities.cpu())
+    head_row["false_alarms"] = (inside > head.threshold).double().mean().item()
+    head_row["auroc"] = {k: metrics.ood_auc(inside.cpu(), head.ood_score(v).cpu()) for k, v in sets.items()}
     predictions: dict[str, Any] = {k: head.predict(v) for k, v in sets.items()}
-    found["confidence"] = {k: p.confidence.mean().item() for k, p in predictions.items()}
-    return [row | provenance(DEVICE) for row in [*rows, shared | {"score": "StationaryHead"} | found]]
+    head_row["confidence"] = {k: p.confidence.mean().item() for k, p in predictions.items()}
+    return [row | provenance(DEVICE) for row in [*rows, shared | {"score": "StationaryHead"} | head_row]]
 
 
 def keep(options: argparse.Namespace, rows: list[Row]) -> None:
@@ -218,8 +221,8 @@ def run_cifar(options: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------- memory
 
 
-class Made:
-    """Rows that are made when they are asked for."""
+class GeneratedRows:
+    """Batches of generated rows, drawn when they are read."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -244,7 +247,7 @@ def run_memory(options: argparse.Namespace) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 3))
     began = time.perf_counter()
-    StationaryHead.fit(net, Made(options.rows), progress=False)
+    StationaryHead.fit(net, GeneratedRows(options.rows), progress=False)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     row = {"set": "memory", "rows": options.rows, "seconds": time.perf_counter() - began, "peak_bytes": peak}
     add_rows(options.out / "memory.jsonl", [row | provenance("cpu")], lambda row: (row["rows"],))
@@ -255,13 +258,13 @@ def run_memory(options: argparse.Namespace) -> None:
 
 
 def table(rows: list[Row]) -> Iterator[str]:
-    """AUROC of every score, mean over seeds, and what predictions are worth."""
+    """AUROC of every score, mean over seeds, and the quality of the predictions."""
     sets = list(rows[0]["auroc"])
     yield f"| score | {' | '.join(sets)} | worst |"
     yield "|---" * (len(sets) + 2) + "|"
     for score in dict.fromkeys(row["score"] for row in rows):
-        own = [row for row in rows if row["score"] == score]
-        means = [np.mean([row["auroc"][name] for row in own]) for name in sets]
+        score_rows = [row for row in rows if row["score"] == score]
+        means = [np.mean([row["auroc"][name] for row in score_rows]) for name in sets]
         yield f"| {score} | {' | '.join(f'{v:.3f}' for v in means)} | {min(means):.3f} |"
     head = [row for row in rows if row["score"] == "StationaryHead"]
 

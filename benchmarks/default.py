@@ -75,10 +75,10 @@ def fit_and_score(x: np.ndarray, y: np.ndarray, new: np.ndarray, truth: np.ndarr
     began = time.perf_counter()
     model: Any = (StationaryClassifier if classes else StationaryRegressor)(random_state=seed).fit(x, y)
     seconds = time.perf_counter() - began
-    found = (score_classifier if classes else score_regressor)(model, x, new, truth)
+    metrics_row = (score_classifier if classes else score_regressor)(model, x, new, truth)
     members = model.mixtures_[0].members
     on_networks = sum(member.weight for member in members if member.network is not None)
-    return found | {"on_networks": on_networks, "members": len(members), "seconds": seconds}
+    return metrics_row | {"on_networks": on_networks, "members": len(members), "seconds": seconds}
 
 
 def key(row: Row) -> tuple[Any, ...]:
@@ -95,10 +95,10 @@ def run_folds(options: argparse.Namespace) -> None:
                 if (name, fold, seed) in done:
                     continue
                 train, test = folds(len(data.x))[fold]
-                found = fit_and_score(data.x[train], data.y[train], data.x[test], data.y[test], seed)
-                row = {"set": name, "fold": fold, "seed": seed, "rows": len(train)} | found | provenance(DEVICE)
+                metrics_row = fit_and_score(data.x[train], data.y[train], data.x[test], data.y[test], seed)
+                row = {"set": name, "fold": fold, "seed": seed, "rows": len(train)} | metrics_row | provenance(DEVICE)
                 add_rows(path, [row], key)
-                print(name, fold, seed, {k: round(v, 3) for k, v in found.items()}, flush=True)
+                print(name, fold, seed, {k: round(v, 3) for k, v in metrics_row.items()}, flush=True)
 
 
 # ---------------------------------------------------------------------- noise that grows
@@ -106,7 +106,7 @@ def run_folds(options: argparse.Namespace) -> None:
 
 def run_noise(options: argparse.Namespace) -> None:
     """Coverage in quartiles of a column along which the noise grows tenfold."""
-    found = []
+    coverages = []
     for seed in range(5):
         rng = np.random.default_rng(seed)
         x = rng.uniform(-1, 1, (3000, 5))
@@ -116,8 +116,13 @@ def run_noise(options: argparse.Namespace) -> None:
         low, high = model.predict_interval(x[1000:]).T
         inside = (y[1000:] >= low) & (y[1000:] <= high)
         quartile = np.digitize(x[1000:, 0], np.quantile(x[1000:, 0], (0.25, 0.5, 0.75)))
-        found.append([float(inside[quartile == q].mean()) for q in range(4)])
-    row = {"set": "growing-noise", "coverage_90": np.mean(found, 0).tolist(), "each": found, **provenance("cpu")}
+        coverages.append([float(inside[quartile == q].mean()) for q in range(4)])
+    row = {
+        "set": "growing-noise",
+        "coverage_90": np.mean(coverages, 0).tolist(),
+        "each": coverages,
+        **provenance("cpu"),
+    }
     add_rows(options.out / "noise.jsonl", [row], lambda r: (r["set"],))
     print(row)
 

@@ -98,7 +98,7 @@ tell(fit, predict, p, {k: -answer(v).max(1).values for k, v in ({"test": test} |
 """
 
 
-def measure(python: str, code: str, path: Path) -> dict:
+def run_script(python: str, code: str, path: Path) -> dict:
     """What one process prints."""
     job = subprocess.run(
         [python, "-c", COMMON + code, str(path)], capture_output=True, text=True, env=os.environ.copy()
@@ -128,19 +128,19 @@ def main() -> None:
         path = Path(folder) / "problem.pt"
         parts = {"train": (x[HELD_OUT:], y[HELD_OUT:]), "held_out": (x[:HELD_OUT], y[:HELD_OUT]), "test": (test, truth)}
         torch.save(parts | {"network": net.state_dict(), "strange": strange_digits(test)}, path)
-        found = {
-            "StationaryHead": measure(sys.executable, OURS, path),
-            "laplace-torch": measure(options.peer, LAPLACE_TORCH, path),
-            "temperature scaling": measure(sys.executable, SCALING, path),
+        results = {
+            "StationaryHead": run_script(sys.executable, OURS, path),
+            "laplace-torch": run_script(options.peer, LAPLACE_TORCH, path),
+            "temperature scaling": run_script(sys.executable, SCALING, path),
         }
-    for name, row in found.items():
+    for name, row in results.items():
         print(
             name,
             {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()},
             "worst",
             min(row["auroc"].values()),
         )
-    rows = [{"method": name, "seed": 1, **row, **provenance("cpu")} for name, row in found.items()]
+    rows = [{"method": name, "seed": 1, **row, **provenance("cpu")} for name, row in results.items()]
     add_rows(options.out, rows, lambda row: (row["method"],))
 
 

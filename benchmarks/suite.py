@@ -78,12 +78,12 @@ def strange_rows(x: np.ndarray, new: np.ndarray, seed: int) -> dict[str, np.ndar
     """Held-out rows with columns permuted independently, and shifted in one column by 3 and by 10 standard deviations."""
     rng = np.random.default_rng(seed)
     scale = np.where(x.std(0) > 0, x.std(0), 1.0)
-    found = {"permuted": np.column_stack([rng.permutation(column) for column in new.T])}
+    rows_by_kind = {"permuted": np.column_stack([rng.permutation(column) for column in new.T])}
     for size in (3, 10):
         moved, column = new.copy(), rng.integers(new.shape[1], size=len(new))
         moved[np.arange(len(new)), column] += size * rng.choice([-1, 1], len(new)) * scale[column]
-        found[f"shifted_{size}"] = moved
-    return found
+        rows_by_kind[f"shifted_{size}"] = moved
+    return rows_by_kind
 
 
 def detect(model: Any, x: np.ndarray, new: np.ndarray, seed: int) -> Row:
@@ -99,16 +99,16 @@ def detect(model: Any, x: np.ndarray, new: np.ndarray, seed: int) -> Row:
         "local_outlier_factor": lambda rows: -local.score_samples((rows - mean) / scale),
         "mahalanobis": lambda rows: (((rows - mean) / scale) @ precision * ((rows - mean) / scale)).sum(1),
     }
-    found: Row = {"false_alarms": float(np.mean(model.ood_score(new) > model.ood_threshold_))}
+    aurocs: Row = {"false_alarms": float(np.mean(model.ood_score(new) > model.ood_threshold_))}
     for kind, rows in strange_rows(x, new, seed).items():
         truth = np.repeat([0, 1], len(new))
         for name, score in scores.items():
-            found[f"auroc_{kind}_{name}"] = float(roc_auc_score(truth, np.concatenate([score(new), score(rows)])))
-    return found
+            aurocs[f"auroc_{kind}_{name}"] = float(roc_auc_score(truth, np.concatenate([score(new), score(rows)])))
+    return aurocs
 
 
-def far(model: Any, x: np.ndarray) -> Row:
-    """What is said a hundred standard deviations away."""
+def far_away(model: Any, x: np.ndarray) -> Row:
+    """Predictions a hundred standard deviations away from the data, beside the prior."""
     z = np.random.default_rng(0).standard_normal((200, x.shape[1]))
     rows = x.mean(0) + 100 * z / np.linalg.norm(z, axis=1, keepdims=True) * np.where(x.std(0) > 0, x.std(0), 1.0)
     if hasattr(model, "classes_"):
@@ -122,9 +122,9 @@ def run_one(name: str, fold: int) -> Row:
     began = time.perf_counter()
     model: Any = (StationaryClassifier if name.startswith("c_") else StationaryRegressor)(random_state=0).fit(x, y)
     seconds = time.perf_counter() - began
-    found = (score_classes if name.startswith("c_") else score_regression)(model, new, truth)
+    scores = (score_classes if name.startswith("c_") else score_regression)(model, new, truth)
     head = {"table": name, "fold": fold, "seed": 0, "rows": len(x), "seconds": seconds}
-    return head | found | detect(model, x, new, fold) | far(model, x) | provenance("cpu")
+    return head | scores | detect(model, x, new, fold) | far_away(model, x) | provenance("cpu")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -133,8 +133,8 @@ def run(options: argparse.Namespace) -> None:
     with np.load(data_folder() / "suite.npz") as data:
         names = sorted({name[:-2] for name in data.files})
     wanted = [(name, fold) for name in options.tables or names for fold in range(5) if (name, fold) not in done]
-    found: Any = Parallel(options.jobs, return_as="generator_unordered")(delayed(run_one)(*job) for job in wanted)
-    for row in found:
+    rows: Any = Parallel(options.jobs, return_as="generator_unordered")(delayed(run_one)(*job) for job in wanted)
+    for row in rows:
         add_rows(path, [row], lambda r: (r["table"], r["fold"]))
         print(row["table"], row["fold"], f"{row['nlpd']:.3f} in {row['seconds']:.1f} s", flush=True)
 
@@ -146,28 +146,31 @@ def table_means(kind: str, peers: tuple[str, ...], out: Path) -> dict[str, dict[
     """Mean NLPD over folds of each table, of ours and of the peers that ran on it."""
     rows: list[Row] = [row | {"model": "ours"} for row in read_rows(out / "rows.jsonl")]
     rows += [json.loads(line) for line in (data_folder() / "suite-peers.jsonl").read_text().splitlines()]
-    found: dict[str, dict[str, float]] = {}
+    means: dict[str, dict[str, float]] = {}
     for name in sorted({row["table"] for row in rows if row["table"].startswith(kind)}):
         for model in ("ours", *peers):
-            own = [row["nlpd"] for row in rows if (row["table"], row["model"]) == (name, model)]
-            if len(own) == 5:
-                found.setdefault(name, {})[model] = float(np.mean(own))
-    return found
+            values = [row["nlpd"] for row in rows if (row["table"], row["model"]) == (name, model)]
+            if len(values) == 5:
+                means.setdefault(name, {})[model] = float(np.mean(values))
+    return means
 
 
 def ranks(means: dict[str, dict[str, float]], model: str) -> list[int]:
     """Rank of a model on each table that it ran on, among all that ran there."""
-    return [1 + sum(v < own[model] for v in own.values()) for own in means.values() if model in own]
+    return [1 + sum(v < values[model] for v in values.values()) for values in means.values() if model in values]
 
 
 def markdown(means: dict[str, dict[str, float]], models: tuple[str, ...]) -> list[str]:
     lines = [f"| table | {' | '.join(models)} |", "|---" * (len(models) + 1) + "|"]
-    for name, own in means.items():
-        best = min(own.values())
-        cells = [f"**{own[m]:.3f}**" if own.get(m) == best else f"{own[m]:.3f}" if m in own else "" for m in models]
+    for name, values in means.items():
+        best = min(values.values())
+        cells = [
+            f"**{values[m]:.3f}**" if values.get(m) == best else f"{values[m]:.3f}" if m in values else ""
+            for m in models
+        ]
         lines.append(f"| {name[2:]} | {' | '.join(cells)} |")
-    shared = [own for own in means.values() if all(m in own for m in models if m != "gp")]
-    cells = [f"{np.mean([own[m] for own in shared if m in own]):.3f}" if m != "gp" else "" for m in models]
+    shared = [values for values in means.values() if all(m in values for m in models if m != "gp")]
+    cells = [f"{np.mean([values[m] for values in shared if m in values]):.3f}" if m != "gp" else "" for m in models]
     lines.append(f"| mean | {' | '.join(cells)} |")
     lines.append(f"| mean rank | {' | '.join(f'{np.mean(ranks(means, m)):.2f}' for m in models)} |")
     return lines
@@ -176,9 +179,9 @@ def markdown(means: dict[str, dict[str, float]], models: tuple[str, ...]) -> lis
 def picture(means: dict[str, dict[str, dict[str, float]]], path: Path) -> None:
     """Mean ranks, the smaller the better."""
     figure = Figure(figsize=(8, 2.6), layout="constrained")
-    for axes, (title, own) in zip(figure.subplots(1, 2), means.items(), strict=True):
-        models = list(dict.fromkeys(m for table in own.values() for m in table))
-        values = {m: float(np.mean(ranks(own, m))) for m in models}
+    for axes, (title, tables) in zip(figure.subplots(1, 2), means.items(), strict=True):
+        models = list(dict.fromkeys(m for table in tables.values() for m in table))
+        values = {m: float(np.mean(ranks(tables, m))) for m in models}
         order = sorted(values, key=lambda m: -values[m])
         axes.barh(order, [values[m] for m in order], color=["#4472b5" if m == "ours" else "#b8bec8" for m in order])
         axes.set(title=title, xlabel="mean rank, by negative log predictive density")
@@ -219,8 +222,8 @@ def report(options: argparse.Namespace) -> None:
     kinds = ("permuted", "shifted_3", "shifted_10")
     lines += ["", f"| AUROC | {' | '.join(kinds)} | mean |", "|---|---|---|---|---|"]
     for detector in DETECTORS:
-        found = [mean(f"auroc_{kind}_{detector}", lambda _: True) for kind in kinds]
-        lines.append(f"| {detector} | {' | '.join(f'{v:.3f}' for v in found)} | {np.mean(found):.3f} |")
+        aurocs = [mean(f"auroc_{kind}_{detector}", lambda _: True) for kind in kinds]
+        lines.append(f"| {detector} | {' | '.join(f'{v:.3f}' for v in aurocs)} | {np.mean(aurocs):.3f} |")
     (options.out / "suite.md").write_text("\n".join(lines) + "\n")
     picture({"classes": classes, "regression": regression}, options.out / "ranks.svg")
     print("\n".join(lines))

@@ -19,7 +19,7 @@ PLACE = "<!-- gallery -->"
 
 
 def run_example(script: Path) -> tuple[str, dict[str, bytes]]:
-    """What a script prints, and the figures that it writes by name."""
+    """The output of a script, and the figures that it writes, by name."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "PYTHONIOENCODING": "utf-8"}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
@@ -46,12 +46,12 @@ def section(script: Path, printed: str, figures: list[str]) -> str:
 def on_files(files: Any, config: Any, **_: object) -> Any:
     """Called by MkDocs with all files of the site: runs the scripts and adds their figures."""
     scripts = sorted((ROOT / "examples").glob("*.py"))
-    found = [("", {}) for _ in scripts]
+    results = [("", {}) for _ in scripts]
     if os.environ.get("DOCS_RUN", "1") != "0":
         with ThreadPoolExecutor(2) as pool:
-            found = list(pool.map(run_example, scripts))
+            results = list(pool.map(run_example, scripts))
     sections = []
-    for script, (printed, figures) in zip(scripts, found, strict=True):
+    for script, (printed, figures) in zip(scripts, results, strict=True):
         for name, content in figures.items():
             files.append(File.generated(config, f"gallery/{name}", content=content))
         sections.append(section(script, printed, list(figures)))

@@ -291,7 +291,7 @@ def headline(rows: Iterable[Row]) -> Block:
         "best",
         "periodic best",
     )
-    table = [list(header)]
+    table: Table = [list(header)]
     for group in dict.fromkeys(key[:4] for key in cells):
         means = {key.model: mean for key, mean in cells.items() if key[:4] == group and mean is not None}
         others = {name: means[name] for name in means if name == "relu" or name.startswith("local-")}
