@@ -165,9 +165,9 @@ class PublishedLaplace:
                 rows[tap.name] = tap.rows(args[0])[:, 0]
 
             def move(
-                _: nn.Module, __: object, f: Tensor, tap: Tap = tap, a: Tensor = a, b: Tensor = b, z: Tensor = z
+                _: nn.Module, __: object, f: Tensor, tap: Tap = tap, factors: tuple[Tensor, ...] = (a, b, z)
             ) -> Tensor:
-                return f + _change(tap, rows[tap.name], a, b, z, shrink)
+                return f + _change(tap, rows[tap.name], *factors, shrink)
 
             handles += [tap.module.register_forward_pre_hook(keep_rows), tap.nudged.register_forward_hook(move)]
         try:
