@@ -20,6 +20,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -61,7 +62,8 @@ NUMBERS = [
     "",
     "[/x]",
 ]
-MESSAGE_LINES = 40  # longest message; typer draws a box around its own
+MESSAGE_LINES = 40  # longest message; typer draws a box around its own, which repeats long words
+CHARACTERS_PER_LINE = 30  # of words that are repeated
 LONGEST_SECONDS = 120.0  # a command line that takes longer counts as a hang
 
 
@@ -185,7 +187,9 @@ class Fuzz:
                 self.rng.choice([path, f"{path.parent}/./{path.name}", path.parent / ".." / "inputs" / path.name, link])
             )
         devices = ["-", "/dev/null", "/dev/full", "/dev/stdout", "", "."]
-        folders = [self.work, self.work / "no" / "x.csv", self.inputs / "shut" / "o.csv", self.inputs / "fifo.csv"]
+        folders = [self.work, self.work / "no" / "x.csv", self.inputs / "fifo.csv"]
+        if os.geteuid():  # root may write everywhere
+            folders.append(self.inputs / "shut" / "o.csv")
         return str(self.rng.choice([*devices, *folders]))
 
     def some(self, **options: list[str]) -> list[str]:
@@ -284,7 +288,7 @@ def contents(folder: Path) -> dict[str, object]:
     return found
 
 
-def violations(fuzz: Fuzz, result: object, seconds: float, before: dict[str, object]) -> list[str]:
+def violations(fuzz: Fuzz, words: list[str], result: Any, seconds: float, before: dict[str, object]) -> list[str]:
     """What a command did that it must not."""
     problems = []
     error = result.exception
@@ -295,7 +299,7 @@ def violations(fuzz: Fuzz, result: object, seconds: float, before: dict[str, obj
     said = [line for line in result.stderr.splitlines() if not line.startswith("bochner: ")]
     if result.exit_code and not said and not result.stdout:
         problems.append("no message")
-    if len(said) > MESSAGE_LINES:
+    if len(said) > MESSAGE_LINES + sum(map(len, words)) / CHARACTERS_PER_LINE:
         problems.append(f"a message of {len(said)} lines")
     if "\x1b[31mred" in result.stderr + result.stdout:
         problems.append("control characters of a name reach the screen")
@@ -324,7 +328,7 @@ def one(fuzz: Fuzz) -> tuple[str, list[str], list[str]]:
         result = CliRunner(env=fuzz.environment()).invoke(app, words)
     finally:
         os.chdir(here)
-    problems = violations(fuzz, result, time.monotonic() - start, before)
+    problems = violations(fuzz, words, result, time.monotonic() - start, before)
     with contextlib.suppress(OSError):
         shutil.rmtree(fuzz.work)
     return f"{words[0] if words else ''}: exit {result.exit_code}"[:60], words, problems
