@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bochner.attach import StationaryHead
 from bochner.attach.answers import Answer
 from bochner.attach.batches import HeadRows
-from bochner.attach.nearness import PRECISION, Nearness, Space
+from bochner.attach.nearness import ROW_PRECISION, Nearness, Space
 from bochner.attach.novelty import Novelty, Tail
 from bochner.estimators import StationaryRegressor
 from bochner.storage import ModelFileError, load, save
@@ -87,7 +87,7 @@ def test_with_all_rows_as_anchors_the_variance_left_is_that_of_the_exact_process
 
     a, b = space(x).numpy(), space(new).numpy()
     cross = kernel(b, a)
-    solved = np.linalg.solve(kernel(a, a) + np.eye(40) / PRECISION, cross.T)
+    solved = np.linalg.solve(kernel(a, a) + np.eye(40) / ROW_PRECISION, cross.T)
     np.testing.assert_allclose(left, 1 - (cross * solved.T).sum(1), atol=1e-6)
 
 
@@ -227,8 +227,8 @@ def test_regression_is_calibrated_and_reverts_to_the_spread_of_the_targets(numbe
 
 
 def few_rows_suffice(patch):
-    patch.setattr("bochner.attach.head.ANCHORS", 100)
-    patch.setattr("bochner.attach.head.KNOWN", 300)
+    patch.setattr("bochner.attach.head.MAX_ANCHORS", 100)
+    patch.setattr("bochner.attach.head.MAX_KNOWN_ROWS", 300)
 
 
 def test_neither_order_nor_batches_matter(monkeypatch):

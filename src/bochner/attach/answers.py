@@ -1,4 +1,8 @@
-"""From a network's outputs and the variance left to a predictive distribution."""
+"""The answer of a head: a predictive distribution from a network's outputs and the variance left at each row.
+
+The *variance left* is the share of the prior variance that the training rows leave at a row: 0 at a row seen many times, 1 far
+away. *Known rows* set the constants of the answer and of the score: held-out rows where there are some, else training rows.
+"""
 
 import math
 import warnings
@@ -18,27 +22,27 @@ from bochner.predictive import (
     not_spoken_against,
 )
 
-POWERS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # γ that are tried
-TEMPERATURE_SPREAD = 0.5  # prior standard deviation of log t: most networks are within a factor of two of it
-TIE = 1e-6  # size of the outputs of a row of which nothing is known: no more than their order
-USUAL_POWER = 0.5  # γ without held-out rows
+TRUST_POWERS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # exponents γ of the trust that are tried
+LOG_TEMPERATURE_STD = 0.5  # prior standard deviation of log t: most networks have a t within a factor of two of 1
+CLASS_ORDER_SIZE = 1e-6  # largest logit of a row far from all data: it keeps the order of the classes, and little else
+DEFAULT_TRUST_POWER = 0.5  # exponent γ where there are no held-out rows
 
 
 @dataclass
 class Answer:
-    """From outputs of the network and the variance left to a predictive distribution.
+    """The map from a network's outputs and the variance left v to a predictive distribution.
 
-    Where rows lie beyond nearly all known ones, these cannot say how far outputs are to be trusted. From there on trust falls at
-    least in proportion to 1 − v, whatever γ is.
+    The *trust* in the outputs is (1 − v)^γ. Known rows choose γ, but they say nothing of rows with a variance left above the
+    ``edge``. Above it the trust falls at least in proportion to 1 − v, whatever γ is.
 
     Attributes:
-        power: γ.
-        edge: Variance left that all but one known row in a hundred have at most.
-        temperature: t, for classes: what outputs are divided by.
+        power: The exponent γ.
+        edge: The 99 % quantile of the variance left at known rows.
+        temperature: For classes, the number t that outputs are divided by; None for numbers.
         noise: Standard deviation of the noise, (c,), for regression.
         centre: Mean of the targets, (c,), for regression.
-        spread: Their standard deviation, (c,).
-        score: Mean log probability of the rows that chose.
+        spread: Standard deviation of the targets, (c,).
+        score: Mean log probability of the known rows; it chooses the kernel.
     """
 
     power: float
@@ -51,25 +55,32 @@ class Answer:
 
     @classmethod
     def fitted(cls, known: HeadRows, left: Tensor, targets: Tensor, classes: bool, seen: bool) -> "Answer":
-        """The answer that suits known rows; ``targets`` are those of training rows, among which known rows may be ``seen``.
+        """The answer under which known rows are most probable.
 
-        Rows that the network has learnt from would make it surer than it should be, and choose hardly any power. So the power is
-        then the usual one, and the temperature that which leaves outputs as large as they were on average.
+        Rows that the network has learnt from would make it too sure, and would choose a power near zero. So with such rows the
+        power is the default, and the temperature is the one that keeps the mean size of the outputs.
+
+        Args:
+            known: The known rows.
+            left: Variance left at them, (n,).
+            targets: Targets of the training rows.
+            classes: Whether targets are classes.
+            seen: Whether the network has learnt from the known rows.
         """
         if seen and classes:
-            usual = cls(USUAL_POWER, edge_of(left))
-            return replace(usual, temperature=float(usual.trust(left).mean()))
+            answer = cls(DEFAULT_TRUST_POWER, edge_of(left))
+            return replace(answer, temperature=float(answer.trust(left).mean()))
         if seen:
-            return _fit_power(USUAL_POWER, known, left, targets, classes)[0]
-        tried = [_fit_power(power, known, left, targets, classes) for power in POWERS]
-        logs = torch.stack([log for _, log in tried])
-        largest = int(not_spoken_against(logs).nonzero().max())
-        chosen = tried[largest][0]
-        chosen.score = float(logs[largest].mean())
-        return chosen
+            return _fit_power(DEFAULT_TRUST_POWER, known, left, targets, classes)[0]
+        tried = [_fit_power(power, known, left, targets, classes) for power in TRUST_POWERS]
+        log_probabilities = torch.stack([log_probability for _, log_probability in tried])
+        largest = int(not_spoken_against(log_probabilities).nonzero().max())
+        answer = tried[largest][0]
+        answer.score = float(log_probabilities[largest].mean())
+        return answer
 
     def trust(self, left: Tensor) -> Tensor:
-        """What outputs are multiplied by, (n,)."""
+        """The factor on the outputs of each row, (n,), from 0 to 1."""
         within, beyond = left.clamp(max=self.edge), ((1 - left) / (1 - self.edge)).clamp(max=1.0)
         return (1 - within) ** self.power * beyond ** max(1.0, self.power)
 
@@ -77,37 +88,44 @@ class Answer:
         """The predictive distribution of rows."""
         trust = self.trust(left)[:, None]
         if self.temperature is not None:
-            own = torch.log_softmax(outputs / self.temperature, 1)
-            # However far a row is, the most probable class stays the network's own.
+            network_logs = torch.log_softmax(outputs / self.temperature, 1)
+            # However far a row is, the most probable class stays that of the network.
             order = outputs / outputs.abs().amax(1, keepdim=True).clamp(min=1e-300)
-            logs = torch.log_softmax(trust * outputs / self.temperature + TIE * order, 1)
-            entropy = -(own.exp() * own).sum(1)
-            return CategoricalPredictive(logs, (logs.exp() - own.exp()).square(), entropy)
+            logs = torch.log_softmax(trust * outputs / self.temperature + CLASS_ORDER_SIZE * order, 1)
+            entropy = -(network_logs.exp() * network_logs).sum(1)
+            return CategoricalPredictive(logs, (logs.exp() - network_logs.exp()).square(), entropy)
         assert self.noise is not None and self.centre is not None and self.spread is not None  # noqa: PT018
         mean = self.centre + trust * (outputs - self.centre)
         return GaussianPredictive(mean, self.spread.square() * (1 - trust.square()), self.noise)
 
 
 def edge_of(left: Tensor) -> float:
-    """Variance left that all but one row in a hundred have at most."""
+    """The 99 % quantile of the variance left, at most slightly below 1."""
     return min(float(left.quantile(0.99)), 1 - 1e-6)
 
 
 def _fit_power(power: float, known: HeadRows, left: Tensor, targets: Tensor, classes: bool) -> tuple[Answer, Tensor]:
-    """The answer with a given power whose temperature or noise suits known rows, and their log probabilities."""
+    """The best answer with a given power, and the log probability of each known row under it."""
+    answer = _fit_temperature(power, known, left) if classes else _fit_noise(power, known, left, targets)
+    return answer, answer(known.outputs.double(), left).log_prob(known.targets)
+
+
+def _fit_temperature(power: float, known: HeadRows, left: Tensor) -> Answer:
+    """The answer for classes whose temperature makes known rows most probable."""
     outputs, edge = known.outputs.double(), edge_of(left)
-    if classes:
 
-        def at(value: float) -> Answer:
-            return Answer(power, edge, math.exp(value))
+    def loss(log_temperature: float) -> float:
+        # Without the prior, a few rows that all are right would ask for a temperature of zero.
+        prior = 0.5 * (log_temperature / LOG_TEMPERATURE_STD) ** 2 / len(left)
+        answer = Answer(power, edge, math.exp(log_temperature))
+        return prior - float(answer(outputs, left).log_prob(known.targets).mean())
 
-        def loss(value: float) -> float:
-            # Few rows, all of them right, would ask for any temperature.
-            prior = 0.5 * (value / TEMPERATURE_SPREAD) ** 2 / len(left)
-            return prior - float(at(value)(outputs, left).log_prob(known.targets).mean())
+    return Answer(power, edge, math.exp(_minimum(loss, -4.0, 4.0)))
 
-        best = _minimum(loss, -4.0, 4.0)
-        return at(best), at(best)(outputs, left).log_prob(known.targets)
+
+def _fit_noise(power: float, known: HeadRows, left: Tensor, targets: Tensor) -> Answer:
+    """The answer for numbers whose noise makes known rows most probable."""
+    outputs, edge = known.outputs.double(), edge_of(left)
     centre, spread = targets.mean(0), targets.std(0)
     prediction = Answer(power, edge, None, spread, centre, spread)(outputs, left)
     assert isinstance(prediction, GaussianPredictive)
@@ -119,19 +137,23 @@ def _fit_power(power: float, known: HeadRows, left: Tensor, targets: Tensor, cla
             warnings.warn(
                 f"Output {column} of the network is {error:.3g} from its targets, which differ by {float(spread[column]):.3g}: it "
                 "is worse than their mean. Are the targets in the units that it was trained with?",
-                stacklevel=4,
+                stacklevel=5,
             )
         unit = max(float(spread[column]), error, 1e-300)
+        noise.append(unit * _best_noise(mean, variance, truth, unit))
+    return Answer(power, edge, None, torch.tensor(noise, dtype=torch.float64, device=outputs.device), centre, spread)
 
-        def noise_loss(
-            value: float, mean: Tensor = mean, variance: Tensor = variance, truth: Tensor = truth, unit: float = unit
-        ):
-            return -float(normal_log_density(truth, mean, (variance + (unit * math.exp(value)) ** 2).sqrt()).mean())
 
-        noise.append(unit * math.exp(_minimum(noise_loss, -12.0, 2.0)))
-    found = Answer(power, edge, None, torch.tensor(noise, dtype=torch.float64, device=outputs.device), centre, spread)
-    return found, found(outputs, left).log_prob(known.targets)
+def _best_noise(mean: Tensor, variance: Tensor, truth: Tensor, unit: float) -> float:
+    """Standard deviation of the noise, in a unit, that makes the targets of one output most probable."""
+
+    def loss(log_noise: float) -> float:
+        std = (variance + (unit * math.exp(log_noise)) ** 2).sqrt()
+        return -float(normal_log_density(truth, mean, std).mean())
+
+    return math.exp(_minimum(loss, -12.0, 2.0))
 
 
 def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function of one number is smallest between two ends."""
     return float(minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 1e-3}).x)  # pyright: ignore

@@ -1,4 +1,4 @@
-"""A network that gives its features beside its outputs, and the rows of a loader as a head sees them."""
+"""A trained network that gives its features beside its outputs, and the rows of a loader with these features and outputs."""
 
 import copy
 import hashlib
@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from bochner.training.loaders import Inputs, first_batch, split_batch, targets_of, workers
 
-KEYED_NUMBERS = 4096  # numbers of an input that decide whether it is in the sample
-BATCH = 1024  # rows of a tensor that the network sees at a time
+MAX_KEY_NUMBERS = (
+    4096  # numbers of a row that its key is computed from; the key decides whether the row is in the sample
+)
+BATCH_ROWS = 1024  # rows of a tensor in one batch
 
 
 class Tapped:
@@ -33,13 +35,13 @@ class Tapped:
         network = unwrapped(network)
         layers = dict(network.named_modules())
         if not isinstance(layers.get(name), nn.Linear):
-            found = ", ".join(repr(n) for n, module in layers.items() if isinstance(module, nn.Linear)) or "none"
+            linears = ", ".join(repr(n) for n, module in layers.items() if isinstance(module, nn.Linear)) or "none"
             raise ValueError(
-                f"The head parameter must name an nn.Linear of the network ({found}), got {name!r} instead."
+                f"The head parameter must name an nn.Linear of the network ({linears}), got {name!r} instead."
             )
         self.name = name
-        held = [values for m in network.modules() for values in (m._parameters, m._buffers, m.__dict__)]
-        shared: dict[int, Any] = {id(v): v for values in held for v in values.values() if isinstance(v, Tensor)}
+        dictionaries = [values for m in network.modules() for values in (m._parameters, m._buffers, m.__dict__)]
+        shared: dict[int, Any] = {id(v): v for values in dictionaries for v in values.values() if isinstance(v, Tensor)}
         try:
             self.network = copy.deepcopy(network, shared).eval()
         except Exception as error:
@@ -58,8 +60,8 @@ class Tapped:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _seen=threading.local())
 
-    def _remember(self, _: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
-        self._seen.features, self._seen.output = given[0], output.clone()  # what comes after may change it in place
+    def _remember(self, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self._seen.features, self._seen.output = inputs[0], output.clone()  # later layers may change it in place
 
     @classmethod
     def of(cls, network: nn.Module, name: str | None, loader: Iterable[Any]) -> "Tapped":
@@ -81,10 +83,10 @@ class Tapped:
     @torch.no_grad()
     def is_last(self, batch: Inputs) -> bool:
         """Whether the layer's output is what the network returns."""
-        outputs, made = self._run(batch), getattr(self._seen, "output", None)
-        if made is None or made.numel() != outputs.numel():
+        outputs, layer_output = self._run(batch), getattr(self._seen, "output", None)
+        if layer_output is None or layer_output.numel() != outputs.numel():
             return False
-        return torch.allclose(made.flatten(), outputs.flatten(), rtol=0, atol=0, equal_nan=True)
+        return torch.allclose(layer_output.flatten(), outputs.flatten(), rtol=0, atol=0, equal_nan=True)
 
     def _run(self, batch: Inputs) -> Tensor:
         if (self.layer.weight.device, self.layer.weight.dtype) != (self.device, self.dtype):
@@ -94,10 +96,12 @@ class Tapped:
             )
         self._seen.features = self._seen.output = None
         args, named = batch
-        found = self.network(*map(self._moved, args), **{k: self._moved(v) for k, v in named.items()})
-        outputs = getattr(found, "logits", found)
+        returned = self.network(*map(self._moved, args), **{k: self._moved(v) for k, v in named.items()})
+        outputs = getattr(returned, "logits", returned)
         if not isinstance(outputs, Tensor):
-            raise ValueError(f"The network must return a tensor, or an object with logits; got {type(found).__name__}.")
+            raise ValueError(
+                f"The network must return a tensor, or an object with logits; got {type(returned).__name__}."
+            )
         return outputs
 
     def __call__(self, batch: Inputs) -> tuple[Tensor, Tensor]:
@@ -105,7 +109,7 @@ class Tapped:
         outputs, features = self._run(batch), self._seen.features
         if features is not None and features.ndim == 2 and outputs.numel() == len(features):
             outputs = outputs.reshape(len(features), -1)  # a network that squeezes loses the rows of a batch of one
-        self._seen.features = self._seen.output = None  # nothing is kept of a batch
+        self._seen.features = self._seen.output = None  # no batch is kept in memory
         if features is None:
             raise ValueError(f"The layer {self.name!r} was not used when the network was run; name another in head=.")
         if features.ndim != 2 or len(features) != len(outputs):
@@ -122,13 +126,13 @@ class Tapped:
 
     @property
     def digest(self) -> str:
-        """What tells networks apart: a digest of all parameters and buffers."""
-        found = hashlib.sha256()
+        """A digest of all parameters and buffers, which tells networks apart."""
+        digest = hashlib.sha256()
         for name, value in self.network.state_dict().items():
-            found.update(name.encode())
+            digest.update(name.encode())
             if isinstance(value, Tensor):
-                found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+                digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
 
 def unwrapped(network: nn.Module) -> nn.Module:
@@ -140,7 +144,7 @@ def unwrapped(network: nn.Module) -> nn.Module:
 def inputs_of(x: Any) -> Iterator[Inputs]:
     """The inputs of a tensor, a tuple or dictionary of tensors, or a loader, batch by batch."""
     if isinstance(x, Tensor):
-        yield from (((part,), {}) for part in x.split(BATCH) if len(part) > 0)
+        yield from (((part,), {}) for part in x.split(BATCH_ROWS) if len(part) > 0)
     elif isinstance(x, Mapping):
         yield split_batch(x)[0]
     elif isinstance(x, tuple):  # of a network with several inputs
@@ -152,19 +156,27 @@ def inputs_of(x: Any) -> Iterator[Inputs]:
 
 
 def first_targets(loader: Iterable[Any]) -> Tensor:
-    """The targets of a loader's first batch, after a look at whether it can be gone through again."""
+    """The targets of a loader's first batch; a ValueError where the loader can be gone through only once."""
     return targets_of(first_batch(loader))
 
 
 def as_outputs(outputs: Tensor, classes: bool) -> Tensor:
-    """Outputs as (n, c); one output for two classes becomes two that are each other's opposites."""
+    """Outputs as (n, c). A single logit for two classes becomes two logits, one the negative of the other."""
     outputs = outputs.flatten(1) if outputs.ndim > 1 else outputs[:, None]
     return torch.cat([-outputs / 2, outputs / 2], 1) if classes and outputs.shape[1] == 1 else outputs
 
 
 @dataclass
 class HeadRows:
-    """Some rows as the head sees them: features, outputs, targets, and what decides whether they are in the sample."""
+    """Rows of a loader after the network.
+
+    Attributes:
+        features: Inputs of the last layer, (n, d).
+        outputs: Outputs of the network, (n, c).
+        targets: Targets, (n, c), or labels, (n,).
+        keys: A pseudo-random number for each row, (n,): rows with the smallest ones are the sample.
+        seen: Number of rows that these were drawn from.
+    """
 
     features: Tensor
     outputs: Tensor
@@ -175,17 +187,17 @@ class HeadRows:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, at: Any) -> "HeadRows":
-        return HeadRows(self.features[at], self.outputs[at], self.targets[at], self.keys[at], self.seen)
+    def __getitem__(self, rows: slice | Tensor) -> "HeadRows":
+        return HeadRows(self.features[rows], self.outputs[rows], self.targets[rows], self.keys[rows], self.seen)
 
     def to(self, device: torch.device) -> "HeadRows":
-        """The same on a device."""
+        """The same rows on a device."""
         tensors = (self.features, self.outputs, self.targets, self.keys)
         features, outputs, targets, keys = (t.to(device) for t in tensors)
         return HeadRows(features, outputs, targets, keys, self.seen)
 
     def joined(self, other: "HeadRows") -> "HeadRows":
-        """Both."""
+        """These rows and then those of the other."""
         return HeadRows(
             torch.cat([self.features, other.features]),
             torch.cat([self.outputs, other.outputs]),
@@ -201,7 +213,12 @@ class HeadRows:
 
 @dataclass(frozen=True)
 class Reader:
-    """Goes through a loader."""
+    """Goes through a loader, with a network.
+
+    Attributes:
+        tapped: The network.
+        classes: Whether targets are classes.
+    """
 
     tapped: Tapped
     classes: bool
@@ -278,7 +295,7 @@ def _length(loader: Any) -> int | None:
 def _keys(inputs: Inputs, features: Tensor) -> Tensor:
     """A pseudo-random number for every row that depends on its values alone: whatever the order of rows, or who reads them.
 
-    Inputs whose first dimension is not that of rows say nothing of a single row; where there are no others, features speak.
+    Inputs whose first dimension is not that of the rows are left out. Where there are no others, the features are taken.
     """
     values = [value for value in (*inputs[0], *inputs[1].values()) if isinstance(value, Tensor) and value.ndim > 0]
     tensors = [value for value in values if len(value) == len(features)] or [features]
@@ -286,8 +303,9 @@ def _keys(inputs: Inputs, features: Tensor) -> Tensor:
     key = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
     for x in tensors:
         flat = x.reshape(len(x), -1)
-        at = torch.linspace(0, flat.shape[1] - 1, min(flat.shape[1], KEYED_NUMBERS), dtype=torch.float64).round().long()
-        some = flat[:, at.to(flat.device)]
+        count = min(flat.shape[1], MAX_KEY_NUMBERS)
+        places = torch.linspace(0, flat.shape[1] - 1, count, dtype=torch.float64).round().long()
+        some = flat[:, places.to(flat.device)]
         bits = some.double().view(torch.int64) if some.is_floating_point() else some.long()
         factors = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) * 2 + 1
         key = key + ((bits ^ (bits >> 29)) * factors.to(bits.device)).sum(1).to(key.device)
@@ -308,14 +326,14 @@ def sample_rows(batches: Iterator[HeadRows], most: int) -> HeadRows:
     return kept
 
 
-def _from_others(own: HeadRows) -> list[HeadRows]:
-    """What other processes have sampled."""
+def _from_others(sample: HeadRows) -> list[HeadRows]:
+    """The samples of the other processes."""
     if workers() == 1:
         return []
     everyone: list[Any] = [None] * workers()
-    torch.distributed.all_gather_object(everyone, own.to(torch.device("cpu")))
+    torch.distributed.all_gather_object(everyone, sample.to(torch.device("cpu")))
     del everyone[torch.distributed.get_rank()]
-    return [part.to(own.keys.device) for part in everyone]
+    return [part.to(sample.keys.device) for part in everyone]
 
 
 def sum_over_processes(total: Tensor, parts: Iterable[Tensor]) -> Tensor:

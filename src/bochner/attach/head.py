@@ -1,28 +1,28 @@
-r"""A network that somebody has trained already, made to know what it does not know.
+r"""A stationary head on a trained network: calibrated predictions, and a score for rows unlike the training data.
 
-The answer stays the network's own: with features $h$ before its last layer and outputs $z(x)$ the most probable class is the one it
-was. What a stationary prior adds is how far that answer can be trusted. Let $v(x)$ be the share of the prior variance that the
-training rows leave at a row, under a stationary Gaussian process on the features (a head of infinite width, at anchors; see
-:mod:`bochner.members.features`): 0 at a row seen many times, 1 far from all. Then
+The most probable class stays that of the network, whose outputs are $z(x)$. The stationary prior tells how far these outputs can
+be trusted. Let $v(x)$ be the share of the prior variance that the training rows leave at a row, under a stationary Gaussian
+process on the features before the last layer (a head of infinite width; see :mod:`bochner.members.features`). It is 0 at a row
+seen many times, and 1 far from all rows. Then
 
 $$ p(y \mid x) = \operatorname{softmax}\bigl(r(v)\, z(x) / t\bigr), \qquad
    y \mid x \sim \mathrm{N}\bigl(\bar y + r(v) (z(x) - \bar y),\; s_y^2 (1 - r(v)^2) + s^2\bigr), \qquad r(v) = (1 - v)^\gamma $$
 
-for classes and for numbers: the network's answer where rows were seen, all classes alike or the spread of all targets where none
-were. Temperature t or noise s are those under which rows are most probable that the head has not learnt from, and $\gamma$ is the
-largest power that they do not speak against by more than a standard error. The kernel and its lengthscale are chosen by them too.
-Beyond the variance $v_1$ that one known row in a hundred exceeds, these rows cannot speak: there r falls in proportion to
-$1 - v$, as the process itself would have it, or faster where $\gamma > 1$.
+for classes and for numbers. Near the training rows this is the answer of the network. Far from them all classes are equally
+probable, and a number has the mean and the spread of all targets. The temperature t, or the noise s, is the one under which
+held-out rows are most probable. The power $\gamma$ is the largest one whose log probability is within a standard error of the
+best. The kernel and its lengthscale are chosen by the same rows. One of these rows in a hundred has a variance left above $v_1$;
+above $v_1$ they tell nothing, and r falls in proportion to $1 - v$, as for the Gaussian process, or faster where $\gamma > 1$.
 
-For classes nearness is that of the features' *directions*, with the logarithm of their length as one more coordinate: a network
-trained with a softmax tells classes apart by direction, and images unlike all others tend to have short features. So what is far
-is an unseen direction, or a length beyond the usual ones.
+For classes the kernel acts on the *directions* of the features, with the logarithm of their length as one more coordinate: a
+network trained with a softmax tells classes apart by direction, and images unlike all others tend to have short features. So a
+row is far where its direction is new, or its length is unusual.
 
-**The score.** Two cues say that a row is unlike those that were seen: much variance left, and outputs that all are small,
-$-\log\sum_c e^{z_c}$, which is so between classes and beyond them. Each is turned into the share $p_k$ of known rows at which it
-is as large; if a row is like these, $p_k$ is uniform. Fisher's statistic $-\sum_k \log p_k$ takes both into account, and the
-score is the share of known rows with a smaller one: a row of score 0.99 looks stranger than 99 of 100 known rows. Beyond the
-ninetieth percentile shares follow an exponential tail, so that strange rows still differ, up to rounding.
+**The score.** Two cues are large at rows unlike the known ones: the variance left, and $-\log\sum_c e^{z_c}$, which is large where
+all outputs are small, as between classes and beyond them. Each cue becomes the share $p_k$ of known rows at which it is at least as
+large. At rows like the known ones $p_k$ is uniform. Fisher's statistic $-\sum_k \log p_k$ joins both cues, and the score is the
+share of known rows with a smaller statistic: a row of score 0.99 looks stranger than 99 of 100 known rows. Above the ninetieth
+percentile shares follow an exponential tail, so that the scores of strange rows still differ, up to rounding.
 """
 
 import itertools
@@ -49,16 +49,23 @@ from bochner.attach.nearness import KERNELS, Nearness, Space
 from bochner.attach.novelty import Novelty, cues_of
 from bochner.predictive import Predictive
 
-ANCHORS = 1000  # rows that nearness is measured to
-KNOWN = 4000  # rows that choose, and that new rows are compared with
-FEWEST = 10  # rows without which nothing can be learnt
-LENGTHSCALES = (0.25, 0.5, 1.0)  # that are tried, in median distances of features; with longer ones nothing is far
-USUAL = ("matern32", 0.5)  # kernel and lengthscale without held-out rows: what these mostly choose
+MAX_ANCHORS = 1000  # largest number of anchors of the prior on the features
+MAX_KNOWN_ROWS = 4000  # largest number of known rows: they choose the constants, and new rows are compared with them
+MIN_ROWS = 10  # smallest number of rows that a head is fitted to
+LENGTHSCALE_FACTORS = (
+    0.25,
+    0.5,
+    1.0,
+)  # lengthscales that are tried, in median distances of features; under longer ones no row is far
+DEFAULT_KERNEL, DEFAULT_FACTOR = (
+    "matern32",
+    0.5,
+)  # kernel and lengthscale without held-out rows: the most frequent choice
 
 
 @dataclass(frozen=True)
 class HeadFacts:
-    """What a head was made of.
+    """What a head keeps of its fit beside its parts.
 
     Attributes:
         classes: Whether the network predicts classes.
@@ -82,11 +89,11 @@ class StationaryHead:
     Attributes:
         kernel: Name of the kernel that was chosen.
         lengthscale: Its lengthscale, in median distances of features.
-        power: γ.
-        temperature: t, for classes; what outputs are divided by.
+        power: The exponent γ.
+        temperature: For classes, the number t that outputs are divided by.
         noise: Standard deviation of the noise of every output, (c,), for regression.
         threshold: Score above which a row is flagged; 1, and so none, where known rows are too few to say.
-        false_alarm: Share of ordinary rows that are.
+        false_alarm: Share of rows like the known ones that are flagged.
     """
 
     def __init__(self, tapped: Tapped, near: Nearness, answer: Answer, novelty: Novelty, facts: HeadFacts) -> None:
@@ -117,10 +124,10 @@ class StationaryHead:
             network: Any module; its last layer must be an ``nn.Linear`` whose output the network returns.
             loader: Batches (x, y), (x₁, …, y) or dictionaries with 'labels', 'label', 'targets', 'target' or 'y'; more than once.
             held_out: The same, of rows that the network was not trained on: they set the temperature or noise and the score.
-                Without them nothing can be learnt about how sure the network should be: its outputs are taken as they are, the
-                kernel and power are the usual ones, and the score is set by rows of the loader, as if unseen by the head. That
-                is right where the network has not learnt its training rows by heart.
-            head: Dotted name of the last linear layer, where it cannot be found: its input is what features are.
+                Without them nothing tells how sure the network should be: its outputs are taken as they are, the kernel and the
+                power are the default ones, and rows of the loader set the score, each as if the head had not seen it. That is
+                right where the network has not learnt its training rows by heart.
+            head: Dotted name of the last linear layer, where it cannot be found. Its inputs are the features.
             task: 'classes' or 'regression'; by default integer targets are classes.
             false_alarm: Share of known rows that may be flagged.
             progress: Whether to show the passes over the data.
@@ -129,12 +136,12 @@ class StationaryHead:
         first = first_targets(loader)
         tapped, classes = Tapped.of(network, head, loader), _has_classes(first, task)
         reader, seen = Reader(tapped, classes), held_out is None
-        sample = sample_rows(reader.rows(loader, "reading features", progress), ANCHORS + KNOWN)
+        sample = sample_rows(reader.rows(loader, "reading features", progress), MAX_ANCHORS + MAX_KNOWN_ROWS)
         _check_enough("loader", sample.seen)
-        anchors = min(ANCHORS, len(sample) // 2)
+        anchors = min(MAX_ANCHORS, len(sample) // 2)
         known = sample[anchors:]
         if held_out is not None:
-            known = sample_rows(reader.rows(held_out, "reading held-out rows", progress), KNOWN)
+            known = sample_rows(reader.rows(held_out, "reading held-out rows", progress), MAX_KNOWN_ROWS)
             _check_enough("held_out", len(known))
         space = Space.of(sample.features, directions=classes)
         near = _choose_nearness(space, sample, anchors, known, classes, seen)
@@ -148,16 +155,16 @@ class StationaryHead:
         return cls(tapped, near, answer, novelty, HeadFacts(classes, float(false_alarm), sample.seen))
 
     def predict(self, x: Any) -> Predictive:
-        """The predictive distribution at a tensor, a tuple or dictionary of them, or a loader (whose labels are left aside).
+        """The predictive distribution at a tensor, a tuple or dictionary of tensors, or a loader (whose labels are ignored).
 
-        For classes ``expected_entropy`` is the entropy of the network's own answer at its temperature: what is added to it far from
-        the data is the mutual information.
+        For classes ``expected_entropy`` is the entropy of the network's answer at its temperature. The entropy that is added far
+        from the data is the mutual information.
         """
         outputs, left = self._outputs_and_left(x)
         return replace(self._answer(outputs, left), novelty=self._score(outputs, left))  # pyright: ignore[reportArgumentType]
 
     def ood_score(self, x: Any) -> Tensor:
-        """Share of known rows that look less strange than each row, (n,): near 1 for rows like nothing seen."""
+        """Share of known rows that look less strange than each row, (n,): near 1 for rows unlike all known rows."""
         return self._score(*self._outputs_and_left(x))
 
     def _score(self, outputs: Tensor, left: Tensor) -> Tensor:
@@ -171,10 +178,10 @@ class StationaryHead:
     def _outputs_and_left(self, x: Any) -> tuple[Tensor, Tensor]:
         outputs, left = [], []
         for inputs in inputs_of(x):
-            features, found = self._tapped(inputs)
-            if not bool(torch.isfinite(features).all()) or not bool(torch.isfinite(found).all()):
+            features, raw = self._tapped(inputs)
+            if not bool(torch.isfinite(features).all()) or not bool(torch.isfinite(raw).all()):
                 raise ValueError("The x parameter gives features or outputs that are not finite; are its values?")
-            outputs.append(as_outputs(found, self._facts.classes).double())
+            outputs.append(as_outputs(raw, self._facts.classes).double())
             left.append(self._near.left(features))
         if not outputs:
             raise ValueError("The x parameter must hold at least one row, got none.")
@@ -224,18 +231,18 @@ def _has_classes(targets: Tensor, task: str | None) -> bool:
 
 
 def _check_enough(name: str, rows: int) -> None:
-    if rows < FEWEST:
-        raise ValueError(f"The {name} parameter must give at least {FEWEST} rows, got {rows}.")
+    if rows < MIN_ROWS:
+        raise ValueError(f"The {name} parameter must give at least {MIN_ROWS} rows, got {rows}.")
 
 
 def _choose_nearness(
     space: Space, sample: HeadRows, anchors: int, known: HeadRows, classes: bool, seen: bool
 ) -> Nearness:
-    """The kernel and lengthscale under which known rows are most probable, by heads that learn from the sample."""
+    """The posterior under the kernel and lengthscale that make known rows most probable, fitted to the sample."""
     if seen:
-        return Nearness.at(space, *USUAL, sample.features[:anchors], sample.features)
+        return Nearness.at(space, DEFAULT_KERNEL, DEFAULT_FACTOR, sample.features[:anchors], sample.features)
     tried = []
-    for kernel, scale in itertools.product(KERNELS, LENGTHSCALES):
+    for kernel, scale in itertools.product(KERNELS, LENGTHSCALE_FACTORS):
         near = Nearness.at(space, kernel, scale, sample.features[:anchors], sample.features)
         answer = Answer.fitted(known, near.left(known.features), sample.targets, classes, seen)
         tried.append((answer.score, near))

@@ -1,4 +1,7 @@
-"""The score of rows that are unlike those that were seen: see :mod:`bochner.attach.head`."""
+"""The score that tells rows that are unlike the known rows; its mathematics is in :mod:`bochner.attach.head`.
+
+A *cue* is a number that is larger at stranger rows. *Known rows* are those that new rows are compared with.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -6,15 +9,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-TAIL = 0.1  # share of known rows whose distances make the exponential tail
+TAIL_SHARE = 0.1  # share of the known rows, those with the largest cues, that an exponential tail is fitted to
 
 
 @dataclass
 class Tail:
-    """Shares of known rows at which a cue is at least as large.
+    """The distribution of a cue at known rows: by counting, with an exponential tail.
 
     Attributes:
         known: The cue at known rows, sorted.
+        start: Where the tail begins: the ninetieth percentile.
+        length: Mean of the tail beyond its start.
     """
 
     known: Tensor
@@ -24,43 +29,48 @@ class Tail:
     def __post_init__(self) -> None:
         if self.known.ndim != 1 or len(self.known) == 0:
             raise ValueError("sizes of the known rows")
-        above = self.known[int((1 - TAIL) * (len(self.known) - 1)) :]
+        above = self.known[int((1 - TAIL_SHARE) * (len(self.known) - 1)) :]
         self.start = float(above[0])
         self.length = max(float((above - above[0]).mean()), 1e-9 * max(1.0, abs(self.start)))
 
     def log_share(self, value: Tensor) -> Tensor:
-        """Log of the share, (n,): by counting, and by an exponential tail beyond the ninetieth percentile."""
+        """Log of the share of known rows whose cue is at least as large, (n,)."""
         count = len(self.known)
         beyond = count - torch.searchsorted(self.known, value.contiguous(), side="left")
         counted = ((beyond + 1.0) / (count + 1)).log()
-        tail = math.log(TAIL) - (value - self.start) / self.length
-        return torch.where(value > self.start, tail, counted.clamp(min=math.log(TAIL)))
+        tail = math.log(TAIL_SHARE) - (value - self.start) / self.length
+        return torch.where(value > self.start, tail, counted.clamp(min=math.log(TAIL_SHARE)))
 
 
 @dataclass
 class Novelty:
-    """The score: a tail for every cue, and one for Fisher's statistic of them all."""
+    """The score of a row, from all its cues.
+
+    Attributes:
+        tails: The distribution of each cue.
+        statistic: The distribution of Fisher's statistic of all cues.
+    """
 
     tails: list[Tail]
     statistic: Tail
 
     @classmethod
     def of(cls, cues: list[Tensor]) -> "Novelty":
-        """From the cues at known rows."""
+        """The score that compares with these cues of known rows."""
         tails = [Tail(cue.sort().values) for cue in cues]
-        found = cls(tails, tails[0])
-        found.statistic = Tail(found.fisher(cues).sort().values)
-        return found
+        novelty = cls(tails, tails[0])
+        novelty.statistic = Tail(novelty.fisher(cues).sort().values)
+        return novelty
 
     def fisher(self, cues: list[Tensor]) -> Tensor:
-        """−Σ log p over the cues."""
+        """Fisher's statistic of the cues, −Σ log p, (n,)."""
         logs = [tail.log_share(cue) for tail, cue in zip(self.tails, cues, strict=True)]
         return -torch.stack(logs).sum(0)
 
     def threshold(self, false_alarm: float) -> float:
         """The score that a new row like the known ones exceeds with at most this probability (conformal prediction).
 
-        It is that of the known row of rank ⌈(n + 1)(1 − α)⌉; 1 where there are fewer rows than that.
+        It is the score of the known row of rank ⌈(n + 1)(1 − α)⌉; 1 where there are fewer rows than that.
         """
         known = self.statistic.known
         rank = math.ceil((len(known) + 1) * (1 - false_alarm))
@@ -72,6 +82,6 @@ class Novelty:
 
 
 def cues_of(left: Tensor, outputs: Tensor, classes: bool) -> list[Tensor]:
-    """What makes rows strange: variance left, on a scale without an upper end; for classes, outputs that all are small."""
+    """The cues of rows: the variance left, on a scale without an upper end; for classes also how small all outputs are."""
     left = -torch.log1p(-left.clamp(max=1 - 1e-12))
     return [left, -torch.logsumexp(outputs.double(), 1)] if classes else [left]

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bochner.attach.answers import TIE, Answer
+from bochner.attach.answers import CLASS_ORDER_SIZE, Answer
 from bochner.attach.batches import Tapped, unwrapped
 from bochner.attach.head import HeadFacts, StationaryHead
-from bochner.attach.nearness import KERNELS, LENGTH_WEIGHT, PRECISION, USUAL_LENGTHS, Nearness, Space
-from bochner.attach.novelty import TAIL, Novelty, Tail, cues_of
+from bochner.attach.nearness import KERNELS, LENGTH_WEIGHT, MAX_USUAL_LENGTH, ROW_PRECISION, Nearness, Space
+from bochner.attach.novelty import TAIL_SHARE, Novelty, Tail, cues_of
 from bochner.members.features import JITTER, KernelFeatures
 from bochner.storage.container import (
     Json,
@@ -50,11 +50,11 @@ from bochner.storage.writing import packed
 KIND = "StationaryHead"
 CONSTANTS = {  # of the formulas that saved heads predict with, see bochner.storage.schema
     "kernel jitter": JITTER,
-    "row precision": PRECISION,
+    "row precision": ROW_PRECISION,
     "weight of lengths": LENGTH_WEIGHT,
-    "usual lengths": USUAL_LENGTHS,
-    "tail share": TAIL,
-    "order of classes": TIE,
+    "usual lengths": MAX_USUAL_LENGTH,
+    "tail share": TAIL_SHARE,
+    "order of classes": CLASS_ORDER_SIZE,
 }
 TRIAL_FEATURES = (0.0, 1.0, -1.0, 1e6)  # entries of the rows that every head must predict finite numbers for
 MAX_OUTPUTS = 100_000
