@@ -66,7 +66,7 @@ def test_draws_are_those_of_the_posterior(activation):
     values = torch.stack([f, f.square() + (h[..., 0] / factor[:, 0]).square().nan_to_num()])
     expected = torch.einsum("s,ksn->kn", share, values)
     weighing = torch.einsum("s,ksn->kn", share.square(), (values - expected[:, None]).square()).sqrt()
-    posterior = slice_sample(model, x, y, Sampling(warmup=100, samples=400, chains=8, seed=1))
+    posterior = slice_sample(model, x, y, Sampling(warmup=60, samples=200, chains=16, seed=1))
     drawn = posterior.outputs(x)[..., 0]
     diagnosis, flat = posterior.diagnose(x), drawn.flatten(0, 1)
     assert diagnosis.r_hat < 1.03

@@ -145,7 +145,7 @@ def test_the_map_of_the_output_layer_is_the_closed_form_mean():
     for name, p in model.named_parameters():
         p.requires_grad_(name == "output.weight")
     x, y = data(30)
-    fit_map(model, x, y, Recipe(1500, 30, lr=0.02))
+    fit_map(model, x, y, Recipe(500, 30, lr=0.05))
     torch.testing.assert_close(model.output.weight.T, ClosedForm(model, x, y).mean, rtol=1e-4, atol=1e-5)
 
 
