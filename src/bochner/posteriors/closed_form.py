@@ -14,7 +14,6 @@ Only $\Phi^\top\Phi$, $b$ and $y^\top y$ are kept, summed over batches in float6
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.predictive import GaussianPredictive
 from bochner.training.checks import check_data, check_model
-from bochner.training.loaders import Batches, over_batches
+from bochner.training.loaders import Batches, TensorOrLoader, over_batches
 
 CHUNK = 16_384  # rows of a tensor that are processed at a time
 TUNING_RATE = 0.05  # learning rate of Adam on the logarithms of lengthscale, noise and amplitude
@@ -166,7 +165,7 @@ class ClosedForm:
         statistics: What is kept of the training data.
     """
 
-    def __init__(self, model: Model, x: Any, y: Tensor | None = None, *, chunk: int = CHUNK) -> None:
+    def __init__(self, model: Model, x: TensorOrLoader, y: Tensor | None = None, *, chunk: int = CHUNK) -> None:
         check_model(model)
         if not isinstance(model.likelihood, Gaussian):
             raise ValueError("ClosedForm needs a Gaussian likelihood; for classes use ClosedFormClassifier.")
@@ -189,7 +188,7 @@ class ClosedForm:
         self.mean = torch.cholesky_solve(statistics.projection / self.noise.square(), self.factor)
         self.log_marginal_likelihood = float(statistics.log_marginal(prior, self.noise))
 
-    def update(self, x: Any, y: Tensor | None = None, *, chunk: int = CHUNK) -> None:
+    def update(self, x: TensorOrLoader, y: Tensor | None = None, *, chunk: int = CHUNK) -> None:
         """Takes in more rows: the posterior is then that of all rows so far."""
         with torch.no_grad():
             more = Statistics.of(Batches(self.model, x, y, size=chunk))

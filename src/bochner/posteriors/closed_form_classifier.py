@@ -15,7 +15,7 @@ from bochner.models import Model
 from bochner.posteriors.closed_form import CHUNK, cholesky, features, prior_precision
 from bochner.predictive import CategoricalPredictive, Predictive
 from bochner.training.checks import check_model
-from bochner.training.loaders import Batches, over_batches
+from bochner.training.loaders import Batches, TensorOrLoader, over_batches
 
 KEPT = 2**26  # largest count of float64 features that are kept in memory: half a GiB
 
@@ -86,7 +86,7 @@ class ClosedFormClassifier:
     def __init__(
         self,
         model: Model,
-        x: Any,
+        x: TensorOrLoader,
         y: Tensor | None = None,
         *,
         samples: int = 100,

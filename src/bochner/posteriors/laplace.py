@@ -53,7 +53,7 @@ from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.posteriors.taps import Listener, Tap, likelihood_root, taps, unit_cotangents
 from bochner.predictive import GaussianPredictive, Predictive, not_spoken_against
 from bochner.training.checks import as_stack, check_data
-from bochner.training.loaders import Batches, over_batches
+from bochner.training.loaders import Batches, TensorOrLoader, over_batches
 
 CHUNK = 256  # held-out rows that are processed at a time
 SEARCH_DRAWS = 32  # draws of the outputs of a held-out row, for each prior and temperature that is tried
@@ -101,7 +101,7 @@ class Laplace:
     def __init__(
         self,
         model: Model | Sequence[Model],
-        x: Any,
+        x: TensorOrLoader,
         y: Tensor | None = None,
         *,
         structure: str = "kfac",
@@ -112,15 +112,17 @@ class Laplace:
         one_of("prior", prior, ("trained", "fan_in"))
         chunk, models = whole_number("chunk", chunk), as_stack(model)
         if y is not None:
-            dense_tensor("y", y)
+            x, y = dense_tensor("x", x), dense_tensor("y", y)
         self.single = isinstance(model, Model)
         self.model = copy.deepcopy(models[0])  # a copy: its hooks and parameters are not shared
         self.own_data = y is not None and y.ndim == (3 if isinstance(self.model.likelihood, Gaussian) else 2)
         for member in models:
             member.eval()
         if self.own_data:
+            assert isinstance(x, Tensor)
+            assert y is not None
             for i, member in enumerate(models):
-                check_data(member, x[i], y[i])  # pyright: ignore[reportOptionalSubscript]
+                check_data(member, x[i], y[i])
         self.parameters, self.buffers = stack_module_state(models)  # pyright: ignore[reportArgumentType]
         self.parameters = {name: p.detach() for name, p in self.parameters.items()}
         if structure == "last_layer":
@@ -182,7 +184,7 @@ class Laplace:
 
     def tune_prior(
         self,
-        x: Any = None,
+        x: TensorOrLoader | None = None,
         y: Tensor | None = None,
         *,
         per_layer: bool = False,

@@ -25,7 +25,7 @@ from bochner.posteriors.closed_form_classifier import seed_of
 from bochner.posteriors.mixture import EXCHANGED, Parameters, drawn_outputs, mixture
 from bochner.predictive import Predictive
 from bochner.training.checks import as_list
-from bochner.training.loaders import Batches, over_batches, workers
+from bochner.training.loaders import Batches, TensorOrLoader, over_batches, workers
 from bochner.training.map import Recipe, fit_map, sgd
 
 
@@ -81,7 +81,7 @@ class Swag:
     def __init__(
         self,
         model: Model | Sequence[Model],
-        x: Any,
+        x: TensorOrLoader,
         y: Tensor | None = None,
         snapshots: Snapshots | None = None,
         *,
@@ -164,7 +164,13 @@ class Swag:
         return drawn
 
     def predict(
-        self, x: Any, num: int = 30, *, group: int = 10, own: bool = False, generator: torch.Generator | None = None
+        self,
+        x: TensorOrLoader,
+        num: int = 30,
+        *,
+        group: int = 10,
+        own: bool = False,
+        generator: torch.Generator | None = None,
     ) -> Predictive:
         """Averages the network over draws. BatchNorm statistics of each draw come from the training data, never from x.
 

@@ -17,6 +17,7 @@ from bochner.models import Model
 from bochner.predictive import Predictive, joined
 from bochner.training.checks import check_data, check_model, check_takes
 
+TensorOrLoader = Tensor | Iterable[object]  # inputs as a tensor; or batches that can be gone through more than once
 LABELS = ("labels", "label", "targets", "target", "y")  # what labels are called in a batch that is a dictionary
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # positional, and by name

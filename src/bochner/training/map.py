@@ -24,7 +24,7 @@ from bochner.models import Model
 from bochner.networks import seeded_dropout
 from bochner.training.batches import LoadedBatches, Minibatches
 from bochner.training.checks import as_list
-from bochner.training.loaders import Batches, workers
+from bochner.training.loaders import Batches, TensorOrLoader, workers
 from bochner.training.optimizers import adam, sgd
 from bochner.training.stack import Stack
 from bochner.training.threads import one_thread
@@ -129,7 +129,7 @@ def stack_size(model: Model, batch_size: int) -> int:
 
 def fit_map(
     model: Model | Sequence[Model],
-    x: Any,
+    x: TensorOrLoader,
     y: Tensor | None = None,
     recipe: Recipe | None = None,
     *,
