@@ -118,17 +118,17 @@ def is_missing(texts: Any, words: frozenset[str] = MISSING_WORDS) -> np.ndarray:
 def as_number(text: str, decimal: str) -> tuple[float, str] | None:
     """A number and its unit; None where the text is not a number."""
     bare = ABOUT.sub("", NO_CENTS.sub("", text.strip().strip("'").strip()))
-    found = NUMBERS[decimal].fullmatch(bare)
-    if found is None or (found["prefix"] and found["suffix"]):
+    match = NUMBERS[decimal].fullmatch(bare)
+    if match is None or (match["prefix"] and match["suffix"]):
         return None
-    digits = found["number"]
-    if found["separator"]:
+    digits = match["number"]
+    if match["separator"]:
         if "e" in digits.lower():  # nobody writes 1,234e5
             return None
-        digits = digits.replace(found["separator"], "")
-    value = float(digits.replace(decimal, ".")) * MULTIPLIERS.get(found["times"] or "", 1.0)
-    negative = bool(found["minus"] or found["inner"] or found["bracket"])
-    return (-value if negative else value), (found["prefix"] or found["suffix"] or "").strip()
+        digits = digits.replace(match["separator"], "")
+    value = float(digits.replace(decimal, ".")) * MULTIPLIERS.get(match["times"] or "", 1.0)
+    negative = bool(match["minus"] or match["inner"] or match["bracket"])
+    return (-value if negative else value), (match["prefix"] or match["suffix"] or "").strip()
 
 
 def as_plain_number(text: str) -> float:
@@ -157,8 +157,8 @@ def read_numbers(texts: Any, decimal: str) -> np.ndarray:
     def read(text: str) -> float:
         if (decimal == "." or "." not in text) and (plain := as_plain_number(text)) == plain:
             return plain
-        found = as_number(text, decimal)
-        return np.nan if found is None or not np.isfinite(found[0]) else found[0]
+        number = as_number(text, decimal)
+        return np.nan if number is None or not np.isfinite(number[0]) else number[0]
 
     return once_each(texts, read).astype(float)
 
@@ -171,8 +171,8 @@ def count_units(texts: Any, decimal: str) -> Counter[str]:
     def read(text: str) -> str | None:
         if as_plain_number(text) == as_plain_number(text):
             return ""
-        found = as_number(text, decimal)
-        return None if found is None else found[1]
+        number = as_number(text, decimal)
+        return None if number is None else number[1]
 
     counts = Counter(once_each(texts, read).tolist())
     del counts[None]
@@ -264,8 +264,8 @@ def read_dates(texts: Any, style: str) -> pd.DatetimeIndex:
 
 def read_times(texts: Any, style: str) -> np.ndarray:
     """Hours since midnight; NaN where a text is not a time of day."""
-    found = pd.to_datetime(pd.Series(texts, dtype=object).str.strip(), format=style, errors="coerce")
-    return (found.dt.hour + found.dt.minute / 60 + found.dt.second / 3600).to_numpy(dtype=float)
+    times = pd.to_datetime(pd.Series(texts, dtype=object).str.strip(), format=style, errors="coerce")
+    return (times.dt.hour + times.dt.minute / 60 + times.dt.second / 3600).to_numpy(dtype=float)
 
 
 def _date_marks(text: str) -> frozenset[str]:

@@ -15,7 +15,7 @@ PROBLEMS_SHOWN = 20  # problems in one message; the others are counted
 
 def printable(text: str) -> str:
     """A line of text with its control characters written out."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class TableError(ValueError):
