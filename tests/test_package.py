@@ -62,6 +62,8 @@ def test_public_names_are_these():
         "TableClassifier",
         "StationaryRegressor",
         "StationaryClassifier",
+        "save",
+        "load",
     ]
     assert all(hasattr(bochner, name) for name in bochner.__all__)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bochner.priors.activations import Activation
     from bochner.priors.kernels import InducedKernel, induced_kernel
     from bochner.priors.spectra import RBF, Exponential, Matern
+    from bochner.storage import load, save
     from bochner.tables.estimators import TableClassifier, TableRegressor
     from bochner.training import Recipe, fit_map
 
@@ -41,6 +42,7 @@ _MODULES = {  # where the public names are: torch takes seconds to load, so each
     "bochner.attach": ("StationaryHead",),
     "bochner.estimators": ("StationaryRegressor", "StationaryClassifier"),
     "bochner.tables.estimators": ("TableRegressor", "TableClassifier"),
+    "bochner.storage": ("save", "load"),
 }
 _ELSEWHERE = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -104,4 +106,7 @@ __all__ = [
     "TableClassifier",
     "StationaryRegressor",
     "StationaryClassifier",
+    # models in files
+    "save",
+    "load",
 ]
