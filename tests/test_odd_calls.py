@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bochner import Categorical, Gaussian, Model, StationaryLayer, tune_marginal
+from bochner import Categorical, Gaussian, Laplace, Model, StationaryLayer, tune_marginal
 from bochner.networks import SeededDropout
 from bochner.predictive import GaussianPredictive
 from bochner.training import Recipe, StackRows, batches, fit_map, fit_stacks, stack
@@ -110,6 +110,18 @@ def test_stacks_leave_the_number_of_threads_as_it_was(bad):
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_messages_of_sets_of_rows_and_of_loaders():
+    x, y = data(10)
+    with pytest.raises(
+        ValueError, match="x and y parameters must hold a set of rows for each of 2 networks, got 0 and 2"
+    ):
+        Laplace([regression(0), regression(1)], x.expand(2, -1, -1)[:0], y.expand(2, -1, -1))
+    with pytest.raises(
+        ValueError, match=r"x parameter, without y, must be a loader of pairs\. The loader parameter must be"
+    ):
+        Laplace(regression(), iter([(x, y)]))
 
 
 def test_messages_of_numbers_seeds_and_tensors():

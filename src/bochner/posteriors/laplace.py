@@ -121,6 +121,12 @@ class Laplace:
         if self.own_data:
             assert isinstance(x, Tensor)
             assert y is not None
+            sizes = [len(v) if v.ndim else 0 for v in (x, y)]
+            if sizes != [len(models)] * 2:
+                raise ValueError(
+                    f"The x and y parameters must hold a set of rows for each of {len(models)} networks, got {sizes[0]} and "
+                    f"{sizes[1]} sets instead."
+                )
             for i, member in enumerate(models):
                 check_data(member, x[i], y[i])
         self.parameters, self.buffers = stack_module_state(models)  # pyright: ignore[reportArgumentType]

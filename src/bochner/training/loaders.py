@@ -99,7 +99,10 @@ class Batches:
         elif isinstance(x, Tensor):
             raise ValueError("The y parameter must be given beside a tensor x; or give a loader of (x, y) as x.")
         else:
-            targets_of(first_batch(x))
+            try:
+                targets_of(first_batch(x))
+            except ValueError as error:
+                raise ValueError(f"The x parameter, without y, must be a loader of pairs. {error}") from error
 
     @property
     def shared(self) -> bool:
