@@ -8,7 +8,7 @@ import torch
 from scipy.integrate import quad
 from scipy.stats import norm, yeojohnson
 
-from bochner.estimators.targets import TargetMap, as_tensor, candidates
+from bochner.estimators.targets import TargetMap, as_tensor, possible_maps
 
 Y = np.exp(np.random.default_rng(0).normal(size=80)) + 0.3
 ONES = np.ones(80)
@@ -102,9 +102,9 @@ def test_a_logarithm_has_no_value_at_targets_that_are_not_positive():
 
 
 def test_the_logarithm_is_a_candidate_for_positive_targets_only():
-    assert [own.kind for own in candidates(Y, ONES)] == ["identity", "power", "log"]
+    assert [own.kind for own in possible_maps(Y, ONES)] == ["identity", "power", "log"]
     for y in (Y - Y.min(), Y - 5):
-        assert [own.kind for own in candidates(y, ONES)] == ["identity", "power"]
+        assert [own.kind for own in possible_maps(y, ONES)] == ["identity", "power"]
 
 
 def test_targets_become_doubles():
@@ -115,6 +115,6 @@ def test_targets_become_doubles():
 
 @pytest.mark.parametrize("y", [np.r_[np.zeros(57), 1, 2, 1e6], np.r_[Y, 1e90], np.r_[Y, -1e90]])
 def test_strange_targets_have_finite_maps(y):
-    for own in candidates(y, np.ones(len(y))):
+    for own in possible_maps(y, np.ones(len(y))):
         assert bool(torch.isfinite(own.forward(torch.from_numpy(y))).all())
         assert bool(torch.isfinite(own.log_slope(torch.from_numpy(y))).all())

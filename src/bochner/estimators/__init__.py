@@ -1,8 +1,14 @@
-"""Estimators for scikit-learn: a table in, predictions out that say how sure they are and which rows look like nothing seen.
+"""Estimators for scikit-learn: tables in, predictions out, with their uncertainty and a score for rows unlike the training data.
 
-The files in the order of a fit: ``base`` checks what comes in, ``columns`` makes inputs of columns, ``targets`` maps the target,
-``regression`` and ``classification`` make members (``bochner.members``) and combine them with ``mixture`` and ``spread``,
-``novelty`` says how far a row is from the data, ``regressor`` and ``classifier`` are the two classes, ``evaluation`` measures them.
+The files in the order of a fit:
+
+- ``regressor`` and ``classifier``: the two public classes; ``base``: what they share.
+- ``checks``: checks of arguments.
+- ``columns``: columns as standardised inputs; ``targets``: maps of the target.
+- ``regression`` and ``classification``: from rows to members (``bochner.members``) and their mixture.
+- ``mixture``: weights of members, and what they predict together; ``spread``: a factor on the standard deviation of each row.
+- ``novelty``: the score for rows unlike the training data.
+- ``evaluation``: metrics of a fitted estimator.
 """
 
 from bochner.estimators.classifier import StationaryClassifier

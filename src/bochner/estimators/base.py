@@ -1,11 +1,10 @@
-"""What both estimators share: parameters, checks of what comes in, and the score for rows unlike the training data."""
+"""What both estimators share: parameters, training rows, new rows, and the score for rows unlike the training data."""
 
 import math
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,21 @@ import pandas as pd
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_array, check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from bochner.errors import unknown_name
+from bochner.estimators.checks import (
+    as_numpy,
+    check_column_names,
+    check_number,
+    check_row_weights,
+    check_same_rows,
+    check_seed,
+    check_widths,
+    has_categories,
+    named_errors,
+)
 from bochner.estimators.columns import Columns, as_codes, is_category
 from bochner.estimators.novelty import Novelty, learn_novelty
 from bochner.members.budget import Clock, fit_within_budget
@@ -31,13 +41,13 @@ DEVICES = ("auto", "cpu", "cuda")
 
 @dataclass(frozen=True)
 class Training:
-    """Checked training data. Equal rows are one row that counts several times, and rows are sorted: their order does not matter.
+    """Checked training data. Equal rows are merged into one row of more weight, and rows are sorted: their order does not matter.
 
     Attributes:
-        columns: What was learnt about the columns.
+        columns: Means, scales and categories of the columns.
         x: Inputs, (n, inputs), on the device.
         y: Targets, (n, ...), as an array.
-        weight: How many rows each one stands for, (n,), on the device.
+        weight: How many rows each row stands for, (n,), on the device.
         names: Names of the columns, where they have names.
         features: Number of columns.
         began: When the fit began, on the clock of ``time.perf_counter``.
@@ -52,13 +62,13 @@ class Training:
     began: float
 
     def part(self, rows: np.ndarray) -> "Training":
-        """Some of the rows."""
+        """The training data of some of the rows."""
         at = torch.from_numpy(rows).to(self.x.device)
         return replace(self, x=self.x[at], y=self.y[rows], weight=self.weight[at])
 
 
-def some_rows(rows: int, count: int, labels: np.ndarray | None, seed: Any) -> np.ndarray:
-    """Some of the rows at random, two of every class among them."""
+def draw_rows(rows: int, count: int, labels: np.ndarray | None, seed: Any) -> np.ndarray:
+    """Numbers of ``count`` rows drawn at random, and of two rows of every class."""
     order = check_random_state(seed).permutation(rows)
     chosen = [order[:count]]
     if labels is not None:
@@ -104,41 +114,44 @@ class Stationary(BaseEstimator):
 
     def check_parameters(self) -> None:
         """Raises a ValueError that names the first parameter that cannot be used."""
-        kernels = self.kernel if isinstance(self.kernel, tuple | list) else (self.kernel,)
-        if not kernels:
-            raise ValueError("The kernel parameter must name at least one kernel, got an empty sequence instead.")
-        for kernel in kernels:
-            if not spectra.resolve_spectrum(kernel).isotropic:
-                raise ValueError(f"The kernel parameter must be isotropic (not a product), got {kernel} instead.")
-        sizes = self.hidden_layer_sizes
-        if not isinstance(sizes, tuple | list) or not all(isinstance(h, Integral) and h > 0 for h in sizes):
-            raise ValueError(
-                f"The hidden_layer_sizes parameter must be a tuple of positive widths, such as (100, 25), got {sizes!r} instead."
-            )
-        if not isinstance(self.false_alarm, Real) or not 0 < self.false_alarm < 1:
-            raise ValueError(f"The false_alarm parameter must lie between 0 and 1, got {self.false_alarm!r} instead.")
-        if self.device not in DEVICES:
+        self._spectra()
+        check_widths(self.hidden_layer_sizes)
+        check_number("false_alarm", self.false_alarm, 0, 1, "lie between 0 and 1")
+        if not isinstance(self.device, str) or self.device not in DEVICES:
             raise ValueError(unknown_name("device", self.device, DEVICES))
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("The device parameter asks for a GPU ('cuda'), but torch sees none; use device='cpu'.")
+        with named_errors("random_state"):
+            check_random_state(self.random_state)
+        with named_errors("verbose"):
+            bool(self.verbose)
         if self.settings is not None and not isinstance(self.settings, Settings):
             raise ValueError(f"The settings parameter must be a Settings, got {type(self.settings).__name__} instead.")
+        if self.budget is not None:
+            check_number("budget", self.budget, 0, math.inf, "be a positive number of seconds")
 
-        if self.budget is not None and not (isinstance(self.budget, Real) and 0 < self.budget < math.inf):
-            raise ValueError(f"The budget parameter must be a positive number of seconds, got {self.budget!r} instead.")
+    def _spectra(self) -> tuple[spectra.Spectrum, ...]:
+        """Spectral densities of the kernels that the kernel parameter names."""
+        kernels = self.kernel if isinstance(self.kernel, tuple | list) else (self.kernel,)
+        if not kernels:
+            raise ValueError("The kernel parameter must name at least one kernel, got an empty sequence instead.")
+        found = tuple(spectra.resolve_spectrum(kernel) for kernel in kernels)
+        for kernel, spectrum in zip(kernels, found, strict=True):
+            if not spectrum.isotropic:
+                raise ValueError(f"The kernel parameter must be isotropic (not a product), got {kernel} instead.")
+        return found
 
     def _device(self) -> str:
         return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
 
     def _task(self, training: Training, effort: float = 1.0, clock: Clock | None = None) -> Task:
-        kernels = self.kernel if isinstance(self.kernel, tuple | list) else (self.kernel,)
         return Task(
             group=torch.from_numpy(training.columns.group).to(training.x.device),
             plain=training.columns.plain,
-            spectra=tuple(spectra.resolve_spectrum(kernel) for kernel in kernels),
+            spectra=self._spectra(),
             hidden=tuple(int(size) for size in self.hidden_layer_sizes),
             settings=(self.settings or Settings()).lighter(effort, len(training.x)),
-            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            seed=check_seed(self.random_state),
             say=self._say,
             progress=bool(self.verbose) and sys.stdout.isatty(),
             clock=clock or Clock(),
@@ -147,16 +160,14 @@ class Stationary(BaseEstimator):
     def _fit_mixtures(
         self, training: Training, fit: Callable[[Training, Task], list[Any]], labels: np.ndarray | None = None
     ) -> tuple[Training, list[Any]]:
-        """The mixtures, within the budget if there is one, and the rows that they were fitted to."""
-        seed = (
-            self.random_state if self.budget is None else int(check_random_state(self.random_state).randint(2**31 - 1))
-        )
+        """Fits the mixtures, within the budget if there is one; returns the rows that they were fitted to, and the mixtures."""
+        seed = self.random_state if self.budget is None else check_seed(self.random_state)
 
         def attempt(effort: float, clock: Clock) -> tuple[Training, list[Any]]:
             count = (self.settings or Settings()).rows_for(effort, len(training.x))
-            part = (
-                training.part(some_rows(len(training.x), count, labels, seed)) if count < len(training.x) else training
-            )
+            part = training
+            if count < len(training.x):
+                part = training.part(draw_rows(len(training.x), count, labels, seed))
             task = self._task(part, effort, clock)
             with one_thread(len(part.x) <= task.settings.large_rows):
                 return part, fit(part, task)
@@ -169,88 +180,96 @@ class Stationary(BaseEstimator):
         if self.verbose:
             print(f"bochner: {text}", file=sys.stderr, flush=True)
 
-    # ------------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------------ rows
 
     def _training(self, X: Any, y: np.ndarray, sample_weight: Any) -> Training:
-        """Rows that can be learnt from, from a checked target; nothing is stored yet."""
+        """Training data from a table and a checked target; nothing is stored in the estimator."""
         began = time.perf_counter()
-        names, categorical = None, _has_categories(X)
-        if categorical:
-            check_names(X)
-            table: Any = X.reset_index(drop=True)
-        else:
-            options: Any = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": 2}
-            table = check_array(X, estimator=self, **options)
-        if len(table) != len(y):
-            raise ValueError(f"X and y must have the same number of rows, got {len(table)} and {len(y)} instead.")
+        with named_errors("X"):
+            table = self._training_table(X)
+        check_same_rows(len(table), len(y))
         if len(table) < 2:
-            raise ValueError(f"At least 2 rows are needed, got n_samples = {len(table)}.")
+            raise ValueError(f"At least 2 rows of X are needed, got n_samples = {len(table)}.")
+        names = None
         if isinstance(X, pd.DataFrame) and all(isinstance(name, str) for name in X.columns):
             names = np.array(X.columns, dtype=object)
-        weight = _check_sample_weight(sample_weight, np.zeros((len(y), 1)), dtype=np.float64, ensure_non_negative=True)
-        counts = weight > 0
-        if counts.sum() < 2:
+        weight = check_row_weights(sample_weight, len(y))
+        positive = weight > 0
+        if positive.sum() < 2:
             raise ValueError(
-                f"The sample_weight parameter must be positive for at least 2 rows, got {int(counts.sum())}."
+                f"The sample_weight parameter must be positive for at least 2 rows, got {int(positive.sum())}."
             )
-        features = table.shape[1]
-        first, weight = merge_equal_rows(as_codes(table[counts]), y[counts], weight[counts])
-        table, y = _take(table, np.nonzero(counts)[0][first]), y[counts][first]
-        settings = self.settings or Settings()
-        columns = Columns.learn(table, weight, settings.unseen_rows)
-        device = self._device()
-        x = torch.from_numpy(columns.transform(table)).to(device)
-        return Training(columns, x, y, torch.from_numpy(weight).to(device), names, features, began)
+        with named_errors("X"):
+            first, weight = merge_equal_rows(as_codes(table[positive]), y[positive], weight[positive])
+            table, y = _take(table, np.nonzero(positive)[0][first]), y[positive][first]
+            columns = Columns.learn(table, weight, (self.settings or Settings()).unseen_rows)
+            inputs = columns.transform(table)
+        x, counts = (torch.from_numpy(values).to(self._device()) for values in (inputs, weight))
+        return Training(columns, x, y, counts, names, table.shape[1], began)
+
+    def _training_table(self, X: Any) -> Any:
+        """A table to learn from: a float array, or a DataFrame with categories."""
+        if has_categories(X):
+            check_column_names(X)
+            return X.reset_index(drop=True)
+        options: Any = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": 2}
+        return check_array(as_numpy(X), estimator=self, input_name="X", **options)
 
     def _remember(self, training: Training, mixtures: list[Any]) -> None:
-        """What every fitted estimator has; called when a fit has succeeded."""
+        """Stores what every fitted estimator has; called when a fit has succeeded."""
+        # All mixtures have the same plan, so the same rows judged them.
+        left, judged = np.mean([mixture.judged_left for mixture in mixtures], axis=0), mixtures[0].judged
+        novelty, threshold = learn_novelty(training.x, training.weight, left, judged, self.false_alarm)
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("_")]:
             delattr(self, name)
         self.columns_, self.n_features_in_, self.mixtures_ = training.columns, training.features, mixtures
         if training.names is not None:
             self.feature_names_in_ = training.names
-        # All mixtures have the same plan, so the same rows judged them.
-        left, judged = np.mean([mixture.judged_left for mixture in mixtures], axis=0), mixtures[0].judged
-        found = learn_novelty(training.x, training.weight, left, judged, self.false_alarm)
-        self.novelty_, self.ood_threshold_ = found
+        self.novelty_, self.ood_threshold_ = novelty, threshold
 
     def _inputs(self, X: Any) -> Tensor:
-        """New rows as inputs, after a look at their columns."""
+        """New rows as inputs of the members, after a check of their columns."""
         check_is_fitted(self)
-        if any(column.categories is not None for column in self.columns_.columns):
-            table = self._named_columns(X)
-        elif _has_categories(X):
-            strange = [str(name) for name in X.columns if is_category(X[name])]
-            raise ValueError(f"Column '{strange[0]}' of X held numbers in training, and now holds text.")
-        else:
-            table = validate_data(self, X, dtype=np.float64, reset=False, ensure_all_finite="allow-nan")
-        return torch.from_numpy(self.columns_.transform(table)).to(self._device())
+        with named_errors("X"):
+            if any(column.categories is not None for column in self.columns_.columns):
+                table = self._named_columns(X)
+            elif has_categories(X):
+                strange = [str(X.columns[i]) for i in range(X.shape[1]) if is_category(X.iloc[:, i])]
+                raise ValueError(f"Column '{strange[0]}' of X held numbers in training, and now holds text.")
+            else:
+                X = as_numpy(X)
+                table = validate_data(self, X, dtype=np.float64, reset=False, ensure_all_finite="allow-nan")
+            inputs = self.columns_.transform(table)
+        return torch.from_numpy(inputs).to(self._device())
 
-    def _named_columns(self, X: Any) -> Any:
+    def _named_columns(self, X: Any) -> pd.DataFrame:
         """A DataFrame with the columns of training, in their order."""
         if not isinstance(X, pd.DataFrame):
             raise ValueError(
                 f"X must be a DataFrame, as in training, for it has categories; got {type(X).__name__} instead."
             )
+        if len(X) == 0:
+            raise ValueError("X has no rows: found array with 0 sample(s).")
         if not hasattr(self, "feature_names_in_"):  # names that are not texts: columns count by their place
             if X.shape[1] != self.n_features_in_:
                 raise ValueError(
                     f"X has {X.shape[1]} features, but {self.n_features_in_} features were there in training."
                 )
+            check_column_names(X)
             return X.reset_index(drop=True)
         missing = [name for name in self.feature_names_in_ if name not in X.columns]
         if missing:
             raise ValueError(f"X lacks the column {missing[0]!r} that was there in training.")
-        if len(X) == 0:
-            raise ValueError("X has no rows: found array with 0 sample(s).")
-        return X[list(self.feature_names_in_)].reset_index(drop=True)
+        table = X[list(self.feature_names_in_)].reset_index(drop=True)
+        check_column_names(table)
+        return table
 
     # ------------------------------------------------------------------ rows unlike the training data
 
     def ood_score(self, X: Any) -> np.ndarray:
-        """How strange each row is: from 0, like most of the training data, to 1, like nothing seen.
+        """Score of each row between 0, like most of the training data, and 1, unlike all of it.
 
-        A score of 0.95 says that one ordinary row in twenty looks as strange (``bochner.estimators.novelty``). Of rows like the
+        A score of 0.95 means that one training row in twenty looks as strange (``bochner.estimators.novelty``). Of rows like the
         training data a share of ``false_alarm`` has a score above ``ood_threshold_``.
         """
         scores = []
@@ -260,29 +279,19 @@ class Stationary(BaseEstimator):
         return torch.cat(scores).cpu().numpy()
 
 
-def _has_categories(X: Any) -> bool:
-    return isinstance(X, pd.DataFrame) and len(X) > 0 and any(is_category(X.iloc[:, i]) for i in range(X.shape[1]))
-
-
-def check_names(table: Any) -> None:
-    """Raises a ValueError unless the columns of a DataFrame have different names."""
-    twice = table.columns[table.columns.duplicated()]
-    if len(twice):
-        raise ValueError(f"X has more than one column named {twice[0]!r}; rename or leave out the others.")
-
-
 def _take(table: Any, rows: np.ndarray) -> Any:
+    """Some rows of an array or a DataFrame."""
     return table[rows] if isinstance(table, np.ndarray) else table.iloc[rows].reset_index(drop=True)
 
 
 def merge_equal_rows(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that agree in everything as one row: the number of the first of each, and the sum of their weights.
+    """Merges rows that agree in all inputs and targets: the number of the first row of each kind, and the sum of their weights.
 
-    They come in an order that depends on their values alone. A fit then depends neither on the order of rows nor on whether a row
-    is repeated or weighs more, and no row judges a member that has learnt from its double.
+    The kinds come in an order that depends on their values alone. So a fit depends neither on the order of rows nor on whether a
+    row is repeated or has more weight, and no row judges a member that has learnt from an equal row.
     """
     both = np.ascontiguousarray(np.column_stack([x, y.reshape(len(y), -1)]).astype(np.float64) + 0.0)  # −0 becomes 0
-    both[np.isnan(both)] = np.nan  # one pattern of bits
+    both[np.isnan(both)] = np.nan  # the same bits for every NaN
     keys = both.view(np.dtype((np.void, both.dtype.itemsize * both.shape[1])))[:, 0]
     _, first, number = np.unique(keys, return_index=True, return_inverse=True)
     # Sorted by the first columns and then the target, so that the order does not depend on units.

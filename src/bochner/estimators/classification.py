@@ -1,10 +1,10 @@
-"""A mixture for classes, from rows to members.
+"""The fit of a mixture for classes, from rows to members.
 
-1. An isotropic head on the columns for every kernel. Its lengthscale and amplitude are those under which rows are most probable
-   that are left out one by one, in closed form, on a grid of factors of two that is climbed from its middle.
-2. From ``network_rows`` rows on, heads on trained networks, whose lengthscale and amplitude are chosen by rows that the
+1. For every kernel an isotropic head on the columns is made. Its lengthscale and amplitude have the highest leave-one-out log
+   probability, in closed form, on a grid of factors of two; the search climbs from the middle of the grid.
+2. From ``network_rows`` rows on, heads on trained networks are made. Their lengthscale and amplitude are chosen by rows that the
    networks have not learnt from.
-3. Weights, by rows that members have not learnt from.
+3. The weights of the members are chosen by rows that the members have not learnt from.
 """
 
 import math
@@ -34,27 +34,42 @@ from bochner.predictive import not_spoken_against
 from bochner.priors.spectra import Spectrum
 from bochner.training.threads import one_thread
 
-AMPLITUDES = tuple(2.0**k for k in range(7))  # prior standard deviations of a latent function that are tried
-SCALES = tuple(2.0**k for k in range(-3, 3))  # lengthscales, in median distances of rows; longer ones revert too late
-DEEP_AMPLITUDES = (1.0, 2.0, 4.0, 8.0)  # the same for heads on networks
-DEEP_SCALES = (2.0, 4.0, 8.0)  # the same, lengthscales, in those that the networks were trained with
-DEEP_START = 4.0  # the most frequent choice: where the climb begins
-DECIDING = 2  # networks whose held-out rows choose for all
-ENOUGH_WORSE = 0.02  # nats a row below the best amplitude so far at which larger ones are no longer tried
-TRIAL_ROWS = 2000  # heads that are judged learn from at most so many
-AVERAGING = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # shares of the variance left to average over that are tried
-FLOOR = 1e-6  # least probability that a judged row is given, so that one row cannot rule a member out
+AMPLITUDES = tuple(2.0**k for k in range(7))  # choices of the prior standard deviation of a latent function
+LENGTHSCALES = tuple(
+    2.0**k for k in range(-3, 3)
+)  # choices, in median distances of rows; longer ones return to the prior too late
+NETWORK_AMPLITUDES = (1.0, 2.0, 4.0, 8.0)  # choices of the amplitude for heads on networks
+NETWORK_LENGTHSCALES = (
+    2.0,
+    4.0,
+    8.0,
+)  # choices for heads on networks, in lengthscales of the layer that a network was trained with
+NETWORK_LENGTHSCALE_START = 4.0  # the most frequent choice: the search begins here
+DECIDING_NETWORKS = 2  # number of networks whose held-out rows choose lengthscale and amplitude for all networks
+MAX_LOSS_OF_LARGER_AMPLITUDE = 0.02  # nats per row below the best amplitude so far; beyond, no larger one is tried
+MAX_TRIAL_ROWS = 2000  # largest number of rows that a head learns from which is judged
+AVERAGED_SHARES = (
+    0.0,
+    0.001,
+    0.003,
+    0.01,
+    0.03,
+    0.1,
+    0.3,
+    1.0,
+)  # choices of the share of the variance left to average over
+MIN_PROBABILITY = 1e-6  # smallest probability of a row that judges, so that a single row cannot exclude a member
 
 
 @dataclass
 class ClassMixture:
-    """What a fitted classifier predicts with.
+    """A fitted mixture for classes: what a classifier predicts with.
 
     Attributes:
-        members: Heads and what they count for.
+        members: Heads with their weights.
         extractors: The trained networks, if any.
         judged_left: Variance left at the rows that judged, by members that had not seen them.
-        judged: Which rows these are.
+        judged: Numbers of these rows.
     """
 
     members: list[Member]
@@ -63,7 +78,7 @@ class ClassMixture:
     judged: Tensor = field(repr=False)
 
     def probabilities(self, inputs: Inputs) -> Tensor:
-        """Probability of each class at a piece of rows: the weighted mean of what the members say."""
+        """Probability of each class at a piece of rows, (n, c): the weighted mean of the members' probabilities."""
         parts = [m.weight * m.head.probabilities(inputs.of(m.network)) for m in self.members]
         return torch.stack(parts).sum(0)
 
@@ -74,7 +89,7 @@ class ClassMixture:
 
 @dataclass
 class _Candidate:
-    """A member in the making: probabilities and variance left at rows that judge, and its final head or heads."""
+    """A possible member: its probabilities and variance left at the rows that judge, and its final head or heads."""
 
     probability: Tensor
     left: Tensor
@@ -84,7 +99,7 @@ class _Candidate:
     def judged(
         cls, parts: list[tuple[Tensor, Tensor]], rows: TrainingRows, heads: list[tuple[int | None, SoftmaxHead]]
     ) -> "_Candidate":
-        """From latent functions and variance left at rows that judge: they choose how much to average."""
+        """Makes a candidate from latent functions and variance left at the rows that judge, which choose the averaged share."""
         latent, left = (torch.cat(part) for part in zip(*parts, strict=True))
         share = choose_averaging(latent, heads[0][1].amplitude ** 2 * left, rows)
         variance = share * heads[0][1].amplitude ** 2 * left
@@ -111,7 +126,7 @@ def fit_classes(x: Tensor, labels: Tensor, weight: Tensor, classes: int, task: T
 
 @dataclass(frozen=True)
 class _Choice:
-    """A lengthscale and an amplitude, and how probable they make rows that are left out."""
+    """A lengthscale and an amplitude, with the mean log probability of held-out rows as their score."""
 
     score: float
     scale: float
@@ -119,25 +134,25 @@ class _Choice:
 
 
 def _left_out_score(phi: Tensor, rows: TrainingRows, weights: Tensor, amplitude: float) -> float:
-    """Mean log probability of rows, each as if it had not been learnt from."""
+    """Mean leave-one-out log probability of the rows."""
     probability = as_probabilities(left_out_latent(phi, rows, weights, amplitude))
     return _mean_log(probability, rows.y, rows.weight)
 
 
 def _mean_log(probability: Tensor, targets: Tensor, weight: Tensor) -> float:
     """Weighted mean of the log probability of the targets."""
-    own = probability_of(probability, targets)
-    return float((weight * own.clamp(min=FLOOR).log()).sum() / weight.sum())
+    of_class = probability_of(probability, targets)
+    return float((weight * of_class.clamp(min=MIN_PROBABILITY).log()).sum() / weight.sum())
 
 
 def probability_of(probability: Tensor, targets: Tensor) -> Tensor:
-    """Probability of the class that each row has, (n,)."""
+    """Probability of the true class of each row, (n,)."""
     full = torch.cat([1 - targets, targets], 1) if targets.shape[1] == 1 else targets
     return (probability * full).sum(1)
 
 
 def _best_amplitude(phi: Tensor, rows: TrainingRows, scale: float) -> _Choice:
-    """The amplitude that suits a lengthscale, by rows that are left out."""
+    """The amplitude with the highest leave-one-out log probability for a lengthscale."""
     gram = phi.mT @ (phi * rows.weight[:, None])
     best, weights = None, None
     for amplitude in AMPLITUDES:
@@ -145,32 +160,32 @@ def _best_amplitude(phi: Tensor, rows: TrainingRows, scale: float) -> _Choice:
         score = _left_out_score(phi, rows, weights, amplitude)
         if best is None or score > best.score:
             best = _Choice(score, scale, amplitude)
-        elif score < best.score - ENOUGH_WORSE:
+        elif score < best.score - MAX_LOSS_OF_LARGER_AMPLITUDE:
             break
     assert best is not None
     return best
 
 
 def choose_scale(rows: TrainingRows, spectrum: Spectrum, unit: Tensor) -> _Choice:
-    """The best lengthscale and amplitude, by rows that are left out."""
+    """The lengthscale and amplitude with the highest leave-one-out log probability."""
 
     def at(index: int) -> _Choice:
-        phi = KernelFeatures.at(spectrum, unit * SCALES[index], rows.x)(rows.x)
-        return _best_amplitude(phi, rows, SCALES[index])
+        phi = KernelFeatures.at(spectrum, unit * LENGTHSCALES[index], rows.x)(rows.x)
+        return _best_amplitude(phi, rows, LENGTHSCALES[index])
 
     with one_thread():
-        return climb_to_best(len(SCALES), SCALES.index(1.0), at)
+        return climb_to_best(len(LENGTHSCALES), LENGTHSCALES.index(1.0), at)
 
 
 def median_distance(x: Tensor) -> float:
-    """Median distance of rows that differ; 1 where none do."""
+    """Median distance of rows that differ; 1 where all rows are equal."""
     distance = squared_distances(x, x)
     apart = distance[distance > 1e-9]
     return math.sqrt(float(apart.median())) if len(apart) else 1.0
 
 
 def _wide(rows: TrainingRows, plan: Plan, task: Task, spectrum: Spectrum) -> _Candidate:
-    """A head on the columns, and what heads say of parts that they have not seen."""
+    """A head on the columns. Each part of the rows judges a head that has not learnt from that part."""
     at, settings = plan.tuning, task.settings
     unit = torch.full_like(rows.x[0], median_distance(rows.x[at]))
     task.clock.check()
@@ -178,25 +193,27 @@ def _wide(rows: TrainingRows, plan: Plan, task: Task, spectrum: Spectrum) -> _Ca
     task.clock.check()
     phi = features_at_first_rows(spectrum, unit * choice.scale, rows.x, plan.order, settings.wide_anchors)
     amplitude = choice.amplitude
-    if len(rows) > 2 * settings.tuning_rows:  # many more rows than tuned: they choose the amplitude again
-        some = [a for a in AMPLITUDES if choice.amplitude / 2 <= a <= 4 * choice.amplitude]
-        amplitude = _by_held_out([(phi, rows)], plan, some).amplitude
+    if (
+        len(rows) > 2 * settings.tuning_rows
+    ):  # with many more rows than tuning used, held-out rows choose the amplitude again
+        near = [a for a in AMPLITUDES if choice.amplitude / 2 <= a <= 4 * choice.amplitude]
+        amplitude = _choose_amplitude([(phi, rows)], plan, near).amplitude
     final = SoftmaxHead.fit(phi, rows[plan.order[: settings.head_rows]], amplitude)
     judged = [
-        # The problem is convex: where it starts does not matter for where it ends.
-        _judge(SoftmaxHead.fit(phi, rows[plan.others(number, TRIAL_ROWS)], amplitude, final.weights), rows.x[fold])
+        # The problem is convex: it has one optimum, wherever the search begins.
+        _judge(SoftmaxHead.fit(phi, rows[plan.others(number, MAX_TRIAL_ROWS)], amplitude, final.weights), rows.x[fold])
         for number, fold in enumerate(plan.folds)
     ]
     return _Candidate.judged(judged, rows[plan.judging], [(None, final)])
 
 
 def _judge(head: SoftmaxHead, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Latent functions and variance left at rows that a head has not seen."""
+    """Latent functions and variance left at rows that a head has not learnt from."""
     return head.latent(x), head.variance_left(x)
 
 
 def choose_averaging(latent: Tensor, variance: Tensor, rows: TrainingRows) -> float:
-    """The largest share of the variance that held-out rows do not speak against: within a standard error of the best.
+    """The largest averaged share whose held-out log probability is within a standard error of the best.
 
     Args:
         latent: Latent functions at rows that were not learnt from.
@@ -205,24 +222,28 @@ def choose_averaging(latent: Tensor, variance: Tensor, rows: TrainingRows) -> fl
     """
     logs = torch.stack(
         [
-            probability_of(as_probabilities(moderated(latent, share * variance)), rows.y).clamp(min=FLOOR).log()
-            for share in AVERAGING
+            probability_of(as_probabilities(moderated(latent, share * variance)), rows.y)
+            .clamp(min=MIN_PROBABILITY)
+            .log()
+            for share in AVERAGED_SHARES
         ]
     )
-    fair = not_spoken_against(logs, rows.weight).tolist()
-    return max(share for share, ok in zip(AVERAGING, fair, strict=True) if ok)
+    accepted = not_spoken_against(logs, rows.weight).tolist()
+    return max(share for share, ok in zip(AVERAGED_SHARES, accepted, strict=True) if ok)
 
 
-def _by_held_out(parts: list[tuple[KernelFeatures, TrainingRows]], plan: Plan, amplitudes: Sequence[float]) -> _Choice:
-    """The amplitude under which the first parts of the rows are most probable to heads that have not seen them.
+def _choose_amplitude(
+    parts: list[tuple[KernelFeatures, TrainingRows]], plan: Plan, amplitudes: Sequence[float]
+) -> _Choice:
+    """The amplitude with the highest log probability of the first parts, under heads that have not learnt from them.
 
     Args:
         parts: Features and all rows, for each of the first parts.
-        plan: Which rows are in them.
-        amplitudes: Those to try, upwards until held-out rows get less probable.
+        plan: Numbers of the rows in each part.
+        amplitudes: Choices in rising order; the search ends when the log probability falls.
     """
     paths = [
-        SoftmaxHead.along(phi, rows[plan.others(number, TRIAL_ROWS)], amplitudes)
+        SoftmaxHead.along(phi, rows[plan.others(number, MAX_TRIAL_ROWS)], amplitudes)
         for number, (phi, rows) in enumerate(parts)
     ]
     folds = [rows[plan.folds[number]] for number, (_, rows) in enumerate(parts)]
@@ -241,8 +262,8 @@ def _by_held_out(parts: list[tuple[KernelFeatures, TrainingRows]], plan: Plan, a
 
 
 def _deep(rows: TrainingRows, extractors: Extractors, plan: Plan, task: Task) -> _Candidate:
-    """Heads on networks, each judged by the part that neither it nor its network has seen."""
-    task.say("fitting heads to what the networks make of the columns")
+    """Heads on networks. Each part of the rows judges a head that, like its network, has not learnt from that part."""
+    task.say("fitting heads on the outputs of the networks")
     deep = [TrainingRows(extractors.all_rows(j, rows.x), rows.y, rows.weight) for j in range(len(plan.folds))]
 
     def features(j: int, scale: float) -> KernelFeatures:
@@ -251,17 +272,17 @@ def _deep(rows: TrainingRows, extractors: Extractors, plan: Plan, task: Task) ->
 
     def at(index: int) -> _Choice:
         task.clock.check()
-        few = [(features(j, DEEP_SCALES[index]), deep[j]) for j in range(min(DECIDING, len(deep)))]
-        return replace(_by_held_out(few, plan, DEEP_AMPLITUDES), scale=DEEP_SCALES[index])
+        few = [(features(j, NETWORK_LENGTHSCALES[index]), deep[j]) for j in range(min(DECIDING_NETWORKS, len(deep)))]
+        return replace(_choose_amplitude(few, plan, NETWORK_AMPLITUDES), scale=NETWORK_LENGTHSCALES[index])
 
-    best = climb_to_best(len(DEEP_SCALES), DEEP_SCALES.index(DEEP_START), at)
+    best = climb_to_best(len(NETWORK_LENGTHSCALES), NETWORK_LENGTHSCALES.index(NETWORK_LENGTHSCALE_START), at)
     judged: list[tuple[Tensor, Tensor]] = []
     heads: list[tuple[int | None, SoftmaxHead]] = []
     for j, fold in enumerate(plan.folds):
         task.clock.check()
         phi = features(j, best.scale)
         final = SoftmaxHead.fit(phi, deep[j][plan.order[: task.settings.head_rows]], best.amplitude)
-        without = SoftmaxHead.fit(phi, deep[j][plan.others(j, TRIAL_ROWS)], best.amplitude, final.weights)
+        without = SoftmaxHead.fit(phi, deep[j][plan.others(j, MAX_TRIAL_ROWS)], best.amplitude, final.weights)
         judged.append(_judge(without, deep[j].x[fold]))
         heads.append((j, final))
     return _Candidate.judged(judged, rows[plan.judging], heads)
@@ -273,10 +294,10 @@ def _deep(rows: TrainingRows, extractors: Extractors, plan: Plan, task: Task) ->
 def _combine(
     labels: Tensor, weight: Tensor, plan: Plan, candidates: list[_Candidate], extractors: Extractors | None, task: Task
 ) -> ClassMixture:
-    """Weights by the rows that judged."""
+    """The mixture of candidates, with weights chosen by the rows that judged."""
     at = plan.judging
-    own = torch.stack([c.probability.gather(1, labels[at][:, None])[:, 0] for c in candidates])
-    weights = stacking_weights(own.clamp(min=FLOOR).log(), weight[at])
+    of_class = torch.stack([c.probability.gather(1, labels[at][:, None])[:, 0] for c in candidates])
+    weights = stacking_weights(of_class.clamp(min=MIN_PROBABILITY).log(), weight[at])
     kept = candidates_to_keep(weights, task.settings.member_floor)
     candidates, weights = [candidates[number] for number in kept], weights[kept] / weights[kept].sum()
     left = weights @ torch.stack([c.left for c in candidates]).clamp(max=1.0)

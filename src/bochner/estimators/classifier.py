@@ -4,12 +4,14 @@ from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
 from bochner.estimators.base import Stationary, Training
+from bochner.estimators.checks import as_numpy, check_row_weights, check_same_rows, named_errors
 from bochner.estimators.classification import ClassMixture, fit_classes
 from bochner.members.features import FEATURE_CHUNK_ROWS
 from bochner.members.member import Inputs
@@ -51,21 +53,18 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             sample_weight: How many rows each row stands for; (n,). A weight of 0 leaves the row out.
         """
         self.check_parameters()
-        if y is None:
-            raise ValueError("This StationaryClassifier requires y to be passed, but the target y is None.")
-        y = column_or_1d(y, warn=True)
-        if y.dtype.kind == "f" and not np.isfinite(y).all():
-            raise ValueError("Input y contains NaN or infinity; leave those rows out.")
-        check_classification_targets(y)
-        everything = np.unique(y)
-        training = self._training(X, np.searchsorted(everything, y), sample_weight)
-        there, labels = np.unique(training.y, return_inverse=True)  # a weight of 0 may leave a class out
+        labels = self._labels(y, warn=True)
+        with named_errors("y"):
+            check_classification_targets(labels)
+        everything = np.unique(labels)
+        training = self._training(X, np.searchsorted(everything, labels), sample_weight)
+        there, numbers = np.unique(training.y, return_inverse=True)  # a weight of 0 may leave a class out
         classes = everything[there]
         if len(classes) < 2:
             raise ValueError(
                 f"The y parameter must hold at least two classes, got one class only: {str(classes[0])!r}."
             )
-        training = replace(training, y=labels.ravel())
+        training = replace(training, y=numbers.ravel())
 
         def fit(part: Training, task: Task) -> list[ClassMixture]:
             target = torch.from_numpy(part.y).long().to(part.x.device)
@@ -74,6 +73,16 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         self._remember(*self._fit_mixtures(training, fit, training.y))
         self.classes_ = classes
         return self
+
+    def _labels(self, y: Any, warn: bool = False) -> np.ndarray:
+        """Checked labels, (n,)."""
+        if y is None:
+            raise ValueError("This StationaryClassifier requires y to be passed, but the target y is None.")
+        with named_errors("y"):
+            labels = column_or_1d(as_numpy(y), warn=warn)
+            if pd.isna(labels).any() or (labels.dtype.kind == "f" and not np.isfinite(labels).all()):
+                raise ValueError("Input y contains NaN or infinity; leave those rows out.")
+        return labels
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probability of each class at each row, (n, c): the weighted mean of what the members say."""
@@ -85,16 +94,25 @@ class StationaryClassifier(ClassifierMixin, Stationary):
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Log probability of each label, (n,)."""
         probability = self.predict_proba(X)
-        y = column_or_1d(y)
-        if len(y) != len(probability):
-            raise ValueError(f"X and y must have the same number of rows, got {len(probability)} and {len(y)} instead.")
-        at = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
-        if not (known := self.classes_[at] == y).all():
-            raise ValueError(f"The y parameter holds a class that was not learnt: {str(y[~known][0])!r}.")
-        own = probability[np.arange(len(y)), at]
-        return np.log(np.maximum(own, np.finfo(float).tiny))
+        labels = self._labels(y)
+        check_same_rows(len(probability), len(labels))
+        with named_errors("y"):
+            at = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
+            if not (known := self.classes_[at] == labels).all():
+                raise ValueError(f"The y parameter holds a class that was not learnt: {str(labels[~known][0])!r}.")
+        of_label = probability[np.arange(len(labels)), at]
+        return np.log(np.maximum(of_label, np.finfo(float).tiny))
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""
         chosen = self.predict_proba(X).argmax(1)
         return self.classes_[chosen]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Accuracy of the predicted classes. A label that was not learnt counts as wrong."""
+        labels, predicted = self._labels(y), self.predict(X)
+        check_same_rows(len(predicted), len(labels))
+        weight = check_row_weights(sample_weight, len(labels))
+        with named_errors("y"):
+            right = predicted == labels
+        return float(np.average(right, weights=weight))

@@ -1,10 +1,10 @@
-"""Columns as numbers: what an estimator sees of an array or a DataFrame.
+"""Columns of an array or a DataFrame as standardised inputs of a model.
 
-- A number is standardised. A missing one is put at the mean, and where some were missing in training a further input says which.
-- A boolean is a number. A category, of pandas' own type or text, becomes an input for each of its values, scaled so that the column
-  as a whole counts as much as a number does. A missing category is one more category.
-- Something that was never seen in training, a new category or a missing value in a column that was complete, lies far from
-  everything that was: as far as a value seen in ``unseen_rows`` of the rows would lie.
+- A number is standardised. A missing number becomes the mean. If numbers were missing in training, another input marks them.
+- A boolean is a number. A category (pandas' categorical type, or text) becomes one input for each of its values, scaled so that the
+  whole column counts as much as a number. A missing category is one more category.
+- A value of a kind that was never seen in training (a new category, or a missing value in a complete column) lies far from all
+  training rows: as far as a value that was seen in ``unseen_rows`` of the rows would lie.
 """
 
 import math
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-CATEGORIES = 1000  # most values of a category; more are names or free text
-FARTHEST = 1e6  # standard deviations: a value beyond is as far as any
-LARGEST = 1e100  # beyond, squares overflow
-MISSING = "missing"  # what a missing category is called among the others
+MAX_CATEGORIES = 1000  # largest number of different values of a category; columns with more hold names or free text
+MAX_INPUT = 1e6  # largest size of an input, in standard deviations; values beyond are cut
+MAX_VALUE = 1e100  # largest size of a number in a table; squares of larger ones may overflow
+MISSING = "missing"  # name of the category of missing values
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the training table.
+    """What was learnt about one column of the training table.
 
     Attributes:
         name: Its name, or its number.
@@ -42,7 +42,7 @@ class Column:
 
     @property
     def inputs(self) -> int:
-        """How many numbers it becomes, but for the input that says 'never seen'."""
+        """Number of inputs that the column becomes, without the one that says 'never seen'."""
         return len(self.categories) if self.categories is not None else 1 + (self.missing > 0)
 
 
@@ -52,22 +52,24 @@ def _spread(share: float) -> float:
 
 
 def _number_column(name: str, values: np.ndarray, weight: np.ndarray) -> Column:
+    """Learns mean, scale and share of missing values of a number."""
     there = ~np.isnan(values)
     if not there.any():
         raise ValueError(f"Column {name} of X has no values; leave it out.")
-    if float(np.abs(values[there]).max()) > LARGEST:
-        raise ValueError(f"Column {name} of X holds values beyond {LARGEST:g} in size; rescale or clip it first.")
+    if float(np.abs(values[there]).max()) > MAX_VALUE:
+        raise ValueError(f"Column {name} of X holds values beyond {MAX_VALUE:g} in size; rescale or clip it first.")
     mean = float(np.average(values[there], weights=weight[there]))
     scale = math.sqrt(float(np.average((values[there] - mean) ** 2, weights=weight[there])))
     if scale <= 1e-12 * abs(mean) or scale == 0:
-        # A constant column has a spread of rounding errors, if any: it says nothing.
+        # The spread of a constant column consists of rounding errors only.
         mean, scale = float(values[there][0]), max(1.0, abs(mean))
     return Column(name, mean, scale, float(weight[~there].sum() / weight.sum()))
 
 
 def _category_column(name: str, values: np.ndarray, weight: np.ndarray) -> Column:
+    """Learns values of a category, and the share of rows that each one has."""
     levels, number = np.unique(values.astype(str), return_inverse=True)
-    if len(levels) > min(CATEGORIES, max(10, len(values) // 2)):
+    if len(levels) > min(MAX_CATEGORIES, max(10, len(values) // 2)):
         raise ValueError(
             f"Column {name} of X holds {len(levels)} different texts in {len(values)} rows: names, identifiers or free text; "
             "leave it out, or group its values."
@@ -78,7 +80,7 @@ def _category_column(name: str, values: np.ndarray, weight: np.ndarray) -> Colum
 
 @dataclass(frozen=True)
 class Columns:
-    """What was learnt about all columns, and how rows become inputs.
+    """What was learnt about all columns; turns rows into inputs.
 
     Attributes:
         columns: The columns, in order.
@@ -90,7 +92,7 @@ class Columns:
 
     @classmethod
     def learn(cls, table: Any, weight: np.ndarray, unseen_rows: float) -> "Columns":
-        """Looks at the training table: a float array, or a DataFrame with categories."""
+        """Learns from the training table: a float array, or a DataFrame with categories."""
         columns = []
         for name, values, is_number in _values(table):
             learn = _number_column if is_number else _category_column
@@ -101,15 +103,16 @@ class Columns:
     @property
     def group(self) -> np.ndarray:
         """Number of the column that each input belongs to; first all inputs of columns, then those that say 'never seen'."""
-        own = [number for number, column in enumerate(self.columns) for _ in range(column.inputs)]
-        return np.array([*own, *self._categorical()], dtype=np.int64)
+        plain = [number for number, column in enumerate(self.columns) for _ in range(column.inputs)]
+        return np.array([*plain, *self._categorical()], dtype=np.int64)
 
     @property
     def plain(self) -> int:
-        """How many inputs there are before those that say 'never seen'."""
+        """Number of inputs before those that say 'never seen'."""
         return sum(column.inputs for column in self.columns)
 
     def _categorical(self) -> list[int]:
+        """Numbers of the columns that hold categories."""
         return [number for number, column in enumerate(self.columns) if column.categories is not None]
 
     def transform(self, table: Any) -> np.ndarray:
@@ -127,9 +130,10 @@ class Columns:
             else:
                 raise ValueError(f"Column {column.name} of X held numbers in training, and now holds text.")
         rows = np.column_stack([*plain, *unseen])
-        return np.clip(rows, -FARTHEST, FARTHEST)
+        return np.clip(rows, -MAX_INPUT, MAX_INPUT)
 
     def _number(self, column: Column, values: np.ndarray) -> np.ndarray:
+        """Inputs of a number, (n,) or (n, 2)."""
         absent = np.isnan(values)
         with np.errstate(over="ignore"):
             scaled = (values - column.mean) / column.scale
@@ -139,19 +143,20 @@ class Columns:
         return np.where(absent, self.unseen, scaled)
 
     def _category(self, column: Column, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs of a category, (n, values), and which rows hold a value that was never seen."""
         levels = np.array(column.categories)
         at = np.searchsorted(levels, values).clip(max=len(levels) - 1)
         known = levels[at] == values
         shares = np.array(column.shares)
         onehot = np.zeros((len(values), len(levels)))
         onehot[np.nonzero(known)[0], at[known]] = 1.0
-        onehot[~known] = shares  # at the mean of the known ones; the distance is in the input of its own
+        onehot[~known] = shares  # the mean of the training rows; the input that says 'never seen' makes the distance
         spreads = np.array([_spread(share) for share in column.shares])
         return (onehot - shares) / (spreads * math.sqrt(len(levels))), ~known
 
 
 def _values(table: Any, categorical: list[bool] | None = None) -> list[tuple[str, np.ndarray, bool]]:
-    """Name, values and whether they are numbers, of each column; missing categories get a name.
+    """Of each column its name, its values and whether they are numbers; a missing category becomes the category MISSING.
 
     Args:
         table: An array or a DataFrame.
@@ -159,24 +164,24 @@ def _values(table: Any, categorical: list[bool] | None = None) -> list[tuple[str
     """
     if isinstance(table, np.ndarray):
         return [(str(number), values, True) for number, values in enumerate(table.T)]
-    found = []
+    columns = []
     for number, name in enumerate(table.columns):
         series = table[name]
         if is_category(series) or (categorical is not None and categorical[number]):
             texts = [MISSING if pd.isna(value) else _text(value) for value in series.astype(object)]
-            found.append((f"'{name}'", np.array(texts, dtype=object), False))
+            columns.append((f"'{name}'", np.array(texts, dtype=object), False))
         else:
-            found.append((f"'{name}'", series.to_numpy(dtype=np.float64, na_value=np.nan), True))
-    return found
+            columns.append((f"'{name}'", series.to_numpy(dtype=np.float64, na_value=np.nan), True))
+    return columns
 
 
 def _text(value: Any) -> str:
-    """A category's value as text: whole numbers look the same whatever their type."""
+    """A category's value as text; whole numbers have the same text as int and as float."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def as_codes(table: Any) -> np.ndarray:
-    """A table as numbers that tell rows apart: categories are numbered."""
+    """A table as a float array in which only equal rows are equal: categories are numbered."""
     if isinstance(table, np.ndarray):
         return table
     columns = [

@@ -1,4 +1,4 @@
-"""How well a fitted estimator does on rows that it has not seen."""
+"""Metrics of a fitted estimator on rows that it has not learnt from."""
 
 from typing import Any
 
@@ -20,25 +20,25 @@ def mixture_metrics(y: np.ndarray, mean: np.ndarray, log_density: np.ndarray, in
         interval: Ends of the 90 % interval of each row, (n, 2).
     """
     low, high = interval.T
-    found = {"rmse": metrics.rmse(y, mean), "nlpd": metrics.nlpd(log_density)}
-    found |= {"coverage_90": metrics.coverage(y, low, high), "width_90": float(np.mean(high - low))}
-    return found | ({"r2": float(r2_score(y, mean))} if len(y) > 1 else {})
+    scores = {"rmse": metrics.rmse(y, mean), "nlpd": metrics.nlpd(log_density)}
+    scores |= {"coverage_90": metrics.coverage(y, low, high), "width_90": float(np.mean(high - low))}
+    return scores | ({"r2": float(r2_score(y, mean))} if len(y) > 1 else {})
 
 
 def regression_metrics(y: np.ndarray, mean: np.ndarray, std: np.ndarray) -> dict[str, float]:
-    """The same where every prediction is a Gaussian."""
+    """``mixture_metrics`` where every predictive distribution is a Gaussian."""
     return mixture_metrics(y, mean, norm.logpdf(y, mean, std), np.column_stack(central_interval(mean, std, 0.9)))
 
 
 def class_metrics(labels: np.ndarray, p: np.ndarray) -> dict[str, float]:
-    """Accuracy, NLPD and ECE, and AUC where there are two classes and rows of both."""
+    """Accuracy, NLPD and ECE, and AUC where there are two classes and rows of both classes."""
     log_prob = np.log(np.maximum(p[np.arange(len(labels)), labels], np.finfo(float).tiny))
-    found = {"accuracy": metrics.accuracy(labels, p), "nlpd": metrics.nlpd(log_prob), "ece": metrics.ece(labels, p)}
-    return found | ({"auc": metrics.auc(labels, p)} if p.shape[1] == 2 == len(np.unique(labels)) else {})
+    scores = {"accuracy": metrics.accuracy(labels, p), "nlpd": metrics.nlpd(log_prob), "ece": metrics.ece(labels, p)}
+    return scores | ({"auc": metrics.auc(labels, p)} if p.shape[1] == 2 == len(np.unique(labels)) else {})
 
 
 def measure(estimator: Any, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Metrics of a fitted estimator on rows that it has not seen, and the share that it flags."""
+    """Metrics of a fitted estimator on rows that it has not learnt from, and the share of rows beyond its threshold."""
     common = {"rows": len(x), "flagged": float(np.mean(estimator.ood_score(x) > estimator.ood_threshold_))}
     if hasattr(estimator, "classes_"):
         return common | class_metrics(np.searchsorted(estimator.classes_, y), estimator.predict_proba(x))

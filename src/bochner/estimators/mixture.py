@@ -1,9 +1,9 @@
-r"""Mixtures: how much each member counts, and what they predict together.
+r"""Mixtures: the weight of each member, and what all members predict together.
 
 $$ p(y \mid x) = \sum_m w_m\, p_m(y \mid x) $$
 
-The weights are those under which rows are most probable that the members have not learnt from ('stacking', Yao et al., 2018), after
-one row beforehand for each member.
+The weights maximise the probability of rows that the members have not learnt from ('stacking', Yao et al., 2018). A Dirichlet prior
+counts as one row in favour of each member.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from torch import Tensor
 from bochner.estimators.targets import TargetMap
 from bochner.predictive import normal_log_density
 
-BISECTIONS = 60  # halvings of the interval between the members' own quantiles: down to rounding
+QUANTILE_BISECTIONS = 60  # halvings of the interval that holds a quantile: enough to reach rounding errors
 
 
 @torch.no_grad()
 def stacking_weights(log_densities: Tensor, row_weight: Tensor, *, steps: int = 300) -> Tensor:
-    """Weights of the mixture under which rows are most probable, by EM.
+    """Weights of the mixture that maximise the log density of the rows, by expectation maximisation (EM).
 
     Args:
         log_densities: Log density of each row under each member, (members, rows).
@@ -36,10 +36,10 @@ def stacking_weights(log_densities: Tensor, row_weight: Tensor, *, steps: int = 
 
 @dataclass(frozen=True)
 class NormalMixture:
-    """A predictive distribution of the target at n rows: a mixture of Gaussians, each on the scale of its own map.
+    """A predictive distribution of the target at n rows: a mixture of Gaussians, each on the scale of its member's map.
 
     Attributes:
-        weight: What each member counts for, (members,).
+        weight: Weight of each member, (members,).
         mean: Means on the mapped scales, (members, n).
         std: Standard deviations there, noise included, (members, n).
         maps: The map of each member.
@@ -73,13 +73,13 @@ class NormalMixture:
         return self.weight @ torch.special.ndtr(self._standard(y))
 
     def quantile(self, level: float) -> Tensor:
-        """The quantile at each row, (n,), by bisection between the lowest and the highest of the members' own."""
+        """The quantile at each row, (n,), by bisection between the lowest and the highest quantile of the members."""
         z = float(ndtri(level))
-        own = torch.stack(
+        of_members = torch.stack(
             [m.inverse(mean + z * std) for m, mean, std in zip(self.maps, self.mean, self.std, strict=True)]
         )
-        low, high = own.min(0).values, own.max(0).values
-        for _ in range(BISECTIONS if len(self.maps) > 1 else 0):
+        low, high = of_members.min(0).values, of_members.max(0).values
+        for _ in range(QUANTILE_BISECTIONS if len(self.maps) > 1 else 0):
             middle = 0.5 * (low + high)
             below = self.cdf(middle) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
@@ -88,16 +88,16 @@ class NormalMixture:
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the target at each row, (n,) each."""
         parts = [m.moments(mean, std) for m, mean, std in zip(self.maps, self.mean, self.std, strict=True)]
-        means, variances = (torch.stack(own) for own in zip(*parts, strict=True))
+        means, variances = (torch.stack(part) for part in zip(*parts, strict=True))
         mean = self.weight @ means
         return mean, (self.weight @ (variances + (means - mean).square())).sqrt()
 
     def scaled(self, factor: Tensor) -> "NormalMixture":
-        """The same with all standard deviations times a factor for each row."""
+        """The distribution with all standard deviations multiplied by a factor for each row."""
         return NormalMixture(self.weight, self.mean, self.std * factor, self.maps)
 
     def scores(self, y: Tensor) -> Tensor:
-        """Targets as standard normal scores of their probabilities, (n,); within ±8."""
+        """Standard normal quantile of each target's probability, (n,), cut at ±8."""
         z = self._standard(y)
         inside = torch.special.ndtri((self.weight @ torch.special.ndtr(z)).clamp(1e-15, 1 - 1e-15))
         return inside.clamp(-8, 8)

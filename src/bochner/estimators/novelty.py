@@ -1,15 +1,15 @@
 r"""How far a row is from the training data, as a number between 0 and 1 that means the same for every model.
 
-Two cues, of which the stranger one counts:
+Two cues are computed:
 
-- the *variance left*: the share of the prior variance that the training rows leave at the row, over all members of the mixture; it
-  sees rows that lie far from all others where the target changes;
-- the *leverage* $x^\top(X^\top\Omega X + \epsilon I)^{-1}x$ of the row among the training rows, which is what a linear model
-  leaves; it sees rows that break a linear relation between columns, however little the target depends on it.
+- the *variance left*: the share of the prior variance that the training rows leave at the row, the mean over all members of the
+  mixture. It is large for rows that lie far from all others in columns on which the target depends.
+- the *leverage* $x^\top(X^\top\Omega X + \epsilon I)^{-1}x$ of the row among the training rows: the variance that a linear model
+  leaves. It is large for rows that break a linear relation between columns, even where the target hardly depends on them.
 
-Each is compared with the same cue at training rows that were left out. Let p be the share of these that are at least as strange,
-for the stranger cue and doubled, for there are two. The score is $1 - p$: 0.95 says that one ordinary row in twenty looks as
-strange, 1 that none does.
+Each cue is compared with the same cue at training rows that were left out. Let p be twice the share of these whose cue is at least
+as large, for the cue with the smaller share; twice, because there are two cues. The score is $1 - p$. A score of 0.95 means that
+one training row in twenty looks as strange; a score of 1 that none does.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-RIDGE = 1e-6  # ε over the total weight of the rows: only where columns depend on each other does it matter
-REFERENCE = 2000  # most left-out rows that a cue is compared with
+RIDGE = 1e-6  # ε over the total weight of the rows; it matters only where columns are linearly dependent
+MAX_REFERENCE_ROWS = 2000  # about the largest number of left-out rows that the leverage is compared with
 
 
 @dataclass
 class Novelty:
-    """What the score compares a row with.
+    """The score for rows unlike the training data, and what it compares a row with.
 
     Attributes:
         factor: Lower Cholesky factor of X'ΩX + εI, inputs and a constant, (d + 1, d + 1).
@@ -38,15 +38,15 @@ class Novelty:
 
     @classmethod
     def learn(cls, x: Tensor, weight: Tensor, left: Tensor) -> "Novelty":
-        """From training inputs, their weights, and the variance left at rows that judged."""
+        """Learns from training inputs, their weights, and the variance left at rows that judged."""
         design = _with_constant(x)
         matrix = design.mT @ (design * weight[:, None])
         matrix.diagonal().add_(RIDGE * float(weight.sum()))
         factor = torch.linalg.cholesky(matrix)
-        found = cls(factor, left.sort().values, left[:0])
-        some = slice(None, None, max(1, len(x) // REFERENCE))
-        found.leverage = found.left_out_leverage(x[some], weight[some]).sort().values
-        return found
+        novelty = cls(factor, left.sort().values, left[:0])
+        some = slice(None, None, max(1, len(x) // MAX_REFERENCE_ROWS))
+        novelty.leverage = novelty.left_out_leverage(x[some], weight[some]).sort().values
+        return novelty
 
     def _leverage(self, x: Tensor) -> Tensor:
         half = torch.linalg.solve_triangular(self.factor, _with_constant(x).mT, upper=False)
@@ -54,8 +54,8 @@ class Novelty:
 
     def left_out_leverage(self, x: Tensor, weight: Tensor) -> Tensor:
         """Leverage of training rows as if each had been left out: h / (1 − ωh)."""
-        own = self._leverage(x)
-        return own / (1 - weight * own).clamp(min=1e-9)
+        leverage = self._leverage(x)
+        return leverage / (1 - weight * leverage).clamp(min=1e-9)
 
     def combine(self, left: Tensor, leverage: Tensor) -> Tensor:
         """The score from both cues."""
@@ -72,7 +72,7 @@ def _with_constant(x: Tensor) -> Tensor:
 
 
 def _share_beyond(reference: Tensor, value: Tensor) -> Tensor:
-    """Share of ordinary rows at least as strange; beyond the strangest of them it falls on in proportion."""
+    """Share of reference rows whose cue is at least as large; beyond the largest one the share falls as one over the cue."""
     count = len(reference)
     beyond = count - torch.searchsorted(reference, value, side="left")
     outside = reference[-1] / value.clamp(min=1e-300)
@@ -82,7 +82,7 @@ def _share_beyond(reference: Tensor, value: Tensor) -> Tensor:
 def learn_novelty(
     x: Tensor, weight: Tensor, left: np.ndarray, judged: Tensor, false_alarm: float
 ) -> tuple[Novelty, float]:
-    """The score, and the value that a share of ``false_alarm`` of the rows that judged exceeds.
+    """Learns the score, and its threshold: the value that a share of ``false_alarm`` of the rows that judged exceeds.
 
     Args:
         x: Training inputs.

@@ -1,10 +1,10 @@
-"""A regression mixture, from rows to members.
+"""The fit of a regression mixture, from rows to members.
 
-1. The map of the target: the one under which rows are most probable that an isotropic head was not shown.
-2. Heads on the columns: an isotropic one of the target as it is, an isotropic one of the mapped target, and one with a lengthscale
-   for each column for every kernel.
-3. From ``network_rows`` rows on, heads on trained networks.
-4. Weights, by rows that members have not learnt from; then the spread of every row, by the same rows.
+1. The map of the target is the one with the highest leave-one-out log density under an isotropic head.
+2. Heads on the columns are made: an isotropic head for the target itself, an isotropic head for the mapped target, and for every
+   kernel a head with a lengthscale for each column.
+3. From ``network_rows`` rows on, heads on trained networks are made.
+4. The weights of the members, and then the spread of each row, are chosen by rows that the members have not learnt from.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bochner.estimators.mixture import NormalMixture, stacking_weights
 from bochner.estimators.spread import Spread, learn_spread
-from bochner.estimators.targets import TargetMap, candidates
+from bochner.estimators.targets import TargetMap, possible_maps
 from bochner.members.extractors import Extractors, train_extractors
 from bochner.members.features import KernelFeatures
 from bochner.members.heads import GaussianHead, sums_of
@@ -34,24 +34,28 @@ from bochner.posteriors.closed_form import Statistics
 from bochner.predictive import normal_log_density
 from bochner.priors.spectra import Spectrum
 
-# What is tried for heads on networks, and for heads on the columns of tables with more rows than were tuned on.
-NOISES = tuple(2.0 ** (k / 2) for k in range(-14, 3))  # in standard deviations of the target
+# Choices for heads on networks, and for heads on the columns of tables with more rows than hyperparameters are tuned on.
+NOISES = tuple(2.0 ** (k / 2) for k in range(-14, 3))  # noise, in standard deviations of the target
 AMPLITUDES = (0.5, 1.0, 2.0, 4.0, 8.0)  # prior standard deviations of f
-LENGTHSCALES = (2.0, 4.0, 8.0)  # in those that the networks were trained with; on networks only
-TRIAL_ROWS = 6000  # lengthscales are chosen with heads that learn from at most so many
-START = 4.0  # the most frequent choice: where the climb begins
+NETWORK_LENGTHSCALES = (
+    2.0,
+    4.0,
+    8.0,
+)  # for heads on networks, in lengthscales of the layer that a network was trained with
+NETWORK_LENGTHSCALE_START = 4.0  # the most frequent choice: the search begins here
+MAX_TRIAL_ROWS = 6000  # largest number of rows that heads learn from while lengthscales are chosen
 
 
 @dataclass
 class RegressionMixture:
-    """What a fitted regressor predicts with, for one target.
+    """A fitted mixture for one target: what a regressor predicts with.
 
     Attributes:
-        members: Heads and what they count for.
+        members: Heads with their weights.
         extractors: The trained networks, if any.
         spread: The factor on the standard deviation of every row.
         judged_left: Variance left at the rows that judged, by members that had not seen them.
-        judged: Which rows these are.
+        judged: Numbers of these rows.
     """
 
     members: list[Member]
@@ -90,21 +94,24 @@ class RegressionMixture:
         """Share of the prior variance that the training rows leave at each row."""
         return weighted_variance_left(self.members, inputs)
 
-    def update(self, x: Tensor, y: Tensor, weight: Tensor) -> None:
-        """Takes in more rows: every head's posterior is then that of all rows so far."""
+    def updated(self, x: Tensor, y: Tensor, weight: Tensor) -> "RegressionMixture":
+        """The mixture after more rows: every head's posterior is then that of all rows so far."""
         inputs = Inputs(x, self.extractors)
-        mapped = [member.map.forward(y)[:, None] for member in self.members]
-        if not all(bool(torch.isfinite(own).all()) for own in mapped):
-            raise ValueError(
-                "The y parameter must be positive, as it was when the model was first fitted, for it learnt y's logarithm; "
-                "fit again to all rows."
-            )
-        for member, own in zip(self.members, mapped, strict=True):
-            member.head = member.head.update(TrainingRows(inputs.of(member.network), own, weight))
+        members = []
+        for member in self.members:
+            target = member.map.forward(y)[:, None]
+            if not bool(torch.isfinite(target).all()):
+                raise ValueError(
+                    "The y parameter must be positive, as it was when the model was first fitted, for it learnt y's logarithm; "
+                    "fit again to all rows."
+                )
+            rows = TrainingRows(inputs.of(member.network), target, weight)
+            members.append(replace(member, head=member.head.updated(rows)))
+        return replace(self, members=members)
 
 
 def mapped_mean(mixture: NormalMixture) -> Tensor:
-    """Mean of the members that share the last member's map, on its scale."""
+    """Weighted mean of the members that share the last member's map, on the scale of that map."""
     same = torch.tensor([m == mixture.maps[-1] for m in mixture.maps], device=mixture.mean.device)
     weight = mixture.weight * same
     return (weight / weight.sum()) @ mixture.mean
@@ -112,7 +119,7 @@ def mapped_mean(mixture: NormalMixture) -> Tensor:
 
 @dataclass
 class _Candidate:
-    """A member in the making: its prediction of the rows that judge, and its final head or heads."""
+    """A possible member: its prediction of the rows that judge, and its final head or heads."""
 
     map: TargetMap
     mean: Tensor
@@ -123,7 +130,7 @@ class _Candidate:
 
 @dataclass(frozen=True)
 class _Table:
-    """What every step of a fit looks at: inputs, targets, weights, the plan and the task."""
+    """Inputs of every step of a fit: rows, targets, weights, the plan and the task."""
 
     x: Tensor
     y: Tensor
@@ -131,9 +138,9 @@ class _Table:
     plan: Plan
     task: Task
 
-    def rows(self, own: TargetMap) -> TrainingRows:
+    def rows(self, target_map: TargetMap) -> TrainingRows:
         """All rows with their targets on a mapped scale."""
-        return TrainingRows(self.x, own.forward(self.y)[:, None], self.weight)
+        return TrainingRows(self.x, target_map.forward(self.y)[:, None], self.weight)
 
 
 def fit_regression(x: Tensor, y: Tensor, weight: Tensor, task: Task) -> RegressionMixture:
@@ -143,37 +150,40 @@ def fit_regression(x: Tensor, y: Tensor, weight: Tensor, task: Task) -> Regressi
     task.say(f"tuning on {len(plan.tuning)} rows, judging on {len(plan.judging)}")
     chosen, starts = choose_map(table)
     spectrum = task.spectra[0]
-    # Three numbers: rows that judge cannot have shaped them by much, so they are tuned once.
-    found = [
-        _wide(table, own, spectrum, point, None) for own, point in starts.items() if own in (next(iter(starts)), chosen)
+    # An isotropic head has three hyperparameters. Rows that judge hardly change them, so they are tuned once on all rows.
+    candidates = [
+        _wide(table, target_map, spectrum, point, None)
+        for target_map, point in starts.items()
+        if target_map in (next(iter(starts)), chosen)
     ]
     if task.groups > 1:
         task.say(f"tuning {task.groups} lengthscales for each of {len(task.spectra)} kernels")
-        found += _by_column(table, chosen, starts[chosen])
+        candidates += _by_column(table, chosen, starts[chosen])
     extractors = None
     if task.trains_networks(len(x)):
         extractors = train_extractors(task, table.rows(chosen), table.rows(chosen).y, plan, 1)
         if extractors is not None:
-            found.append(_deep(table, chosen, extractors))
-    return _combine(table, found, extractors)
+            candidates.append(_deep(table, chosen, extractors))
+    return _combine(table, candidates, extractors)
 
 
 def choose_map(table: _Table) -> tuple[TargetMap, dict[TargetMap, Hyperparameters]]:
-    """The map under which rows that are left out one by one are most probable; and the isotropic hyperparameters under each."""
+    """The map with the highest leave-one-out log density of the target, and the isotropic hyperparameters for each map."""
     task, at = table.task, table.plan.tuning
     points, scores = {}, {}
-    for own in candidates(table.y.cpu().numpy(), table.weight.cpu().numpy()):
-        rows = table.rows(own)[at]
+    for target_map in possible_maps(table.y.cpu().numpy(), table.weight.cpu().numpy()):
+        rows = table.rows(target_map)[at]
         point = _tuned(rows, task.spectra[0], task, Hyperparameters.start(task.groups), columns_move=False)
         mean, variance = leave_one_out_predictions(rows, task.spectra[0], task.group, point)
-        density = normal_log_density(rows.y[:, 0], mean[:, 0], variance.sqrt()) + own.log_slope(table.y[at])
-        points[own], scores[own] = point, float((rows.weight * density).sum())
-    return max(scores, key=lambda own: scores[own]), points
+        density = normal_log_density(rows.y[:, 0], mean[:, 0], variance.sqrt()) + target_map.log_slope(table.y[at])
+        points[target_map], scores[target_map] = point, float((rows.weight * density).sum())
+    return max(scores, key=lambda target_map: scores[target_map]), points
 
 
 def _tuned(
     rows: TrainingRows, spectrum: Spectrum, task: Task, start: Hyperparameters, *, columns_move: bool
 ) -> Hyperparameters:
+    """Tunes hyperparameters, unless the time is over."""
     task.clock.check()
     return tune(rows, spectrum, task.group, start, task.settings, columns_move=columns_move)
 
@@ -181,35 +191,39 @@ def _tuned(
 # ------------------------------------------------------------------ heads on the columns
 
 
-def _by_column(table: _Table, own: TargetMap, start: Hyperparameters) -> list[_Candidate]:
-    """Heads with a lengthscale for each column, one for every kernel; all have the ratios that suit the first kernel."""
-    plan, task, rows = table.plan, table.task, table.rows(own)
+def _by_column(table: _Table, target_map: TargetMap, start: Hyperparameters) -> list[_Candidate]:
+    """For every kernel a head with a lengthscale for each column; the ratios of lengthscales suit the first kernel."""
+    plan, task, rows = table.plan, table.task, table.rows(target_map)
     subsets = [plan.tuning]
-    if not plan.apart:  # many numbers, so they are tuned again without the rows that judge them
+    if not plan.apart:  # there are many lengthscales, so they are tuned again without each part that judges
         subsets += [plan.tuning_without(number, task.settings) for number in range(len(plan.folds))]
     points = [_tuned(rows[at], task.spectra[0], task, start, columns_move=True) for at in subsets]
-    found = [_wide(table, own, task.spectra[0], points[0], points[1:])]
+    heads = [_wide(table, target_map, task.spectra[0], points[0], points[1:])]
     for spectrum in task.spectra[1:]:
         other = _tuned(rows[plan.tuning], spectrum, task, points[0], columns_move=False)
         longer = other.common - points[0].common
         by_fold = [replace(other, common=point.common + longer, columns=point.columns) for point in points[1:]]
-        found.append(_wide(table, own, spectrum, other, by_fold))
-    return found
+        heads.append(_wide(table, target_map, spectrum, other, by_fold))
+    return heads
 
 
 def _wide(
-    table: _Table, own: TargetMap, spectrum: Spectrum, final: Hyperparameters, by_fold: list[Hyperparameters] | None
+    table: _Table,
+    target_map: TargetMap,
+    spectrum: Spectrum,
+    final: Hyperparameters,
+    by_fold: list[Hyperparameters] | None,
 ) -> _Candidate:
-    """A head on the columns, judged by heads that have not seen a part.
+    """A head on the columns. Each part of the rows judges a head that has not learnt from that part.
 
     Args:
         table: The rows.
-        own: The map of the target.
+        target_map: The map of the target.
         spectrum: The kernel's spectral density.
-        final: Hyperparameters of the head that stays.
-        by_fold: Those that were tuned without each part; none or empty where all have the same.
+        final: Hyperparameters of the final head, which learns from all rows.
+        by_fold: Hyperparameters tuned without each part; None or empty where all heads have the final ones.
     """
-    rows, plan, task = table.rows(own), table.plan, table.task
+    rows, plan, task = table.rows(target_map), table.plan, table.task
 
     def features(point: Hyperparameters) -> KernelFeatures:
         return features_at_first_rows(
@@ -228,19 +242,21 @@ def _wide(
             phi, sums = whole, total - sums_of(whole, rows[fold])
         parts.append(_Part(phi, sums, rows[fold]))
     scales = None
-    if len(rows) > task.settings.tuning_rows:  # more rows than tuned: these choose noise and amplitude again
+    if (
+        len(rows) > task.settings.tuning_rows
+    ):  # with more rows than tuning used, held-out rows choose noise and amplitude again
         scales = best_scales(parts)
     judged = [
         part.judge(*(scales or (point.noise, point.amplitude))) for part, point in zip(parts, points, strict=True)
     ]
     noise, amplitude = scales or (final.noise, final.amplitude)
     mean, std, left = (torch.cat(part) for part in zip(*judged, strict=True))
-    return _Candidate(own, mean, std, left, [(None, GaussianHead(whole, total, amplitude, noise))])
+    return _Candidate(target_map, mean, std, left, [(None, GaussianHead(whole, total, amplitude, noise))])
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the rows that judges, with features and sums of a head that has not seen it."""
+    """A part of the rows that judges, with features and sums of a head that has not learnt from it."""
 
     features: KernelFeatures
     sums: Statistics
@@ -253,7 +269,7 @@ class _Part:
 
 
 def best_scales(parts: list[_Part]) -> tuple[float, float]:
-    """Noise and amplitude under which rows that heads have not seen are most probable."""
+    """Noise and amplitude, from NOISES and AMPLITUDES, with the highest held-out log density."""
     device = parts[0].rows.x.device
     variance = torch.tensor(NOISES, dtype=torch.float64, device=device).square()[:, None, None]
     prior = torch.tensor(AMPLITUDES, dtype=torch.float64, device=device).square()[None, :, None]
@@ -275,24 +291,24 @@ def best_scales(parts: list[_Part]) -> tuple[float, float]:
 # ------------------------------------------------------------------ heads on networks
 
 
-def _deep(table: _Table, own: TargetMap, extractors: Extractors) -> _Candidate:
-    """Heads on networks, each judged by the part that neither it nor its network has seen."""
-    table.task.say("fitting heads to what the networks make of the columns")
+def _deep(table: _Table, target_map: TargetMap, extractors: Extractors) -> _Candidate:
+    """Heads on networks. Each part of the rows judges a head that, like its network, has not learnt from that part."""
+    table.task.say("fitting heads on the outputs of the networks")
     deep = [extractors.all_rows(number, table.x) for number in range(len(table.plan.folds))]
-    some = table.plan.order[:TRIAL_ROWS]  # with the rows that judge, which come first
+    some = table.plan.order[:MAX_TRIAL_ROWS]  # the rows that judge come first, so they are among them
     best = climb_to_best(
-        len(LENGTHSCALES),
-        LENGTHSCALES.index(START),
-        lambda k: _deep_at(table, own, extractors, deep, LENGTHSCALES[k], some),
+        len(NETWORK_LENGTHSCALES),
+        NETWORK_LENGTHSCALES.index(NETWORK_LENGTHSCALE_START),
+        lambda k: _deep_at(table, target_map, extractors, deep, NETWORK_LENGTHSCALES[k], some),
     )
     if len(some) < len(table.x):
-        best = _deep_at(table, own, extractors, deep, best.scale, table.plan.order)
+        best = _deep_at(table, target_map, extractors, deep, best.scale, table.plan.order)
     return best.candidate
 
 
 @dataclass(frozen=True)
 class _Tried:
-    """A candidate, its lengthscale, and how probable it makes the rows that judge."""
+    """A candidate with its lengthscale, and the log density of the rows that judge as its score."""
 
     score: float
     scale: float
@@ -300,10 +316,10 @@ class _Tried:
 
 
 def _deep_at(
-    table: _Table, own: TargetMap, extractors: Extractors, deep: list[Tensor], scale: float, learn: Tensor
+    table: _Table, target_map: TargetMap, extractors: Extractors, deep: list[Tensor], scale: float, learn: Tensor
 ) -> _Tried:
-    """Heads on networks with a given lengthscale, over the rows to learn from."""
-    rows, plan, task = table.rows(own), table.plan, table.task
+    """Heads on networks with a given lengthscale, fitted to the rows with the numbers ``learn``."""
+    rows, plan, task = table.rows(target_map), table.plan, table.task
     parts, totals, anchors = [], [], task.settings.deep_anchors(len(plan.folds))
     for number, fold in enumerate(plan.folds):
         task.clock.check()
@@ -321,14 +337,14 @@ def _deep_at(
         (number, GaussianHead(part.features, total, amplitude, noise))
         for number, (part, total) in enumerate(zip(parts, totals, strict=True))
     ]
-    return _Tried(score, scale, _Candidate(own, mean, std, left, heads))
+    return _Tried(score, scale, _Candidate(target_map, mean, std, left, heads))
 
 
 # ------------------------------------------------------------------ the mixture
 
 
 def _combine(table: _Table, candidates: list[_Candidate], extractors: Extractors | None) -> RegressionMixture:
-    """Weights and spread by the rows that judged."""
+    """The mixture of candidates, with weights and a spread chosen by the rows that judged."""
     at, settings = table.plan.judging, table.task.settings
     x, y, weight = table.x[at], table.y[at], table.weight[at]
     even = torch.full((len(candidates),), 1 / len(candidates), dtype=torch.float64, device=x.device)
@@ -338,7 +354,7 @@ def _combine(table: _Table, candidates: list[_Candidate], extractors: Extractors
     kept = candidates_to_keep(weights, settings.member_floor)
     candidates, weights = [candidates[number] for number in kept], weights[kept] / weights[kept].sum()
     judged = NormalMixture(weights, means[kept], stds[kept], tuple(c.map for c in candidates))
-    # The rows come part by part; the spread leaves out rows in turn, so they are mixed again.
+    # The rows are sorted by part. ``learn_spread`` leaves out parts in turn, so they are shuffled.
     mix = torch.randperm(len(at), generator=torch.Generator().manual_seed(table.task.seed)).to(at.device)
     scores, centre = judged.scores(y), mapped_mean(judged)
     spread = learn_spread(x[mix], centre[mix], scores[mix], weight[mix], len(table.plan.folds))

@@ -7,11 +7,21 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_array, check_random_state
+from sklearn.metrics import r2_score
+from sklearn.utils import check_array
 from torch import Tensor
 
 from bochner.estimators.base import Stationary, Training, merge_equal_rows
-from bochner.estimators.columns import LARGEST
+from bochner.estimators.checks import (
+    MAX_DRAWS,
+    as_numpy,
+    check_number,
+    check_row_weights,
+    check_same_rows,
+    check_seed,
+    named_errors,
+)
+from bochner.estimators.columns import MAX_VALUE
 from bochner.estimators.mixture import NormalMixture
 from bochner.estimators.regression import RegressionMixture, fit_regression, mapped_mean
 from bochner.estimators.targets import as_tensor
@@ -58,9 +68,10 @@ class StationaryRegressor(RegressorMixin, Stationary):
         """Checked targets, (n,) or (n, k)."""
         if y is None:
             raise ValueError("This StationaryRegressor requires y to be passed, but the target y is None.")
+        options: Any = {"ensure_2d": False, "dtype": np.float64, "input_name": "y"}
         try:
-            options: Any = {"ensure_2d": False, "dtype": np.float64, "input_name": "y"}
-            y = check_array(y, estimator=self, **options)
+            with named_errors("y"):
+                y = check_array(as_numpy(y), estimator=self, **options)
         except ValueError as error:
             if "could not convert string" in str(error):
                 message = f"The y parameter must hold numbers ({error}); for classes use StationaryClassifier."
@@ -68,9 +79,9 @@ class StationaryRegressor(RegressorMixin, Stationary):
             raise
         if y.ndim > 2 or y.ndim == 0 or (y.ndim == 2 and y.shape[1] == 0):
             raise ValueError(f"The y parameter must have shape (n,) or (n, targets), got {y.shape} instead.")
-        if float(np.abs(y).max()) > LARGEST:
-            raise ValueError(f"The y parameter holds values beyond {LARGEST:g} in size; rescale or clip them first.")
-        return y
+        if float(np.abs(y).max()) > MAX_VALUE:
+            raise ValueError(f"The y parameter holds values beyond {MAX_VALUE:g} in size; rescale or clip them first.")
+        return np.ascontiguousarray(y)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fits to rows X, (n, d), and targets y, (n,) or (n, k).
@@ -93,26 +104,19 @@ class StationaryRegressor(RegressorMixin, Stationary):
 
         def fit(part: Training, task: Task) -> list[RegressionMixture]:
             targets = part.y.reshape(len(part.y), -1).T
-            return [fit_regression(part.x, as_tensor(own, part.x), part.weight, task) for own in targets]
+            return [fit_regression(part.x, as_tensor(target, part.x), part.weight, task) for target in targets]
 
-        self._remember(*self._fit_mixtures(training, fit))
-        self._one_target = y.ndim == 1
-        self._describe()
+        training, mixtures = self._fit_mixtures(training, fit)
+        one_target = y.ndim == 1
+        description = _description(mixtures, one_target, training.x.device)
+        self._remember(training, mixtures)
+        self._one_target = one_target
+        vars(self).update(description)
         return self
 
     def _describe(self) -> None:
-        """The numbers that follow from the mixtures."""
-        device = torch.device(self._device())
-        stds = [float(mixture.prior(device).moments()[1]) for mixture in self.mixtures_]
-        noises = [_noise(mixture) for mixture in self.mixtures_]
-        evidences = [_heaviest_on_columns(mixture).head.log_evidence for mixture in self.mixtures_]
-        self.prior_std_ = self._shaped(np.array(stds))
-        self.noise_ = self._shaped(np.array(noises))
-        self.log_marginal_likelihood_ = float(sum(evidences))
-
-    def _shaped(self, values: np.ndarray) -> Any:
-        """A number for a single target, else one for each."""
-        return float(values[0]) if self._one_target else values
+        """Sets the fitted attributes that follow from the mixtures."""
+        vars(self).update(_description(self.mixtures_, self._one_target, torch.device(self._device())))
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Takes in more rows. The first call is ``fit``; later ones keep its columns, hyperparameters, networks and weights.
@@ -123,31 +127,35 @@ class StationaryRegressor(RegressorMixin, Stationary):
             return self.fit(X, y, sample_weight)
         y = self._targets(y)
         x = self._inputs(X).cpu().numpy()
-        if len(x) != len(y):
-            raise ValueError(f"X and y must have the same number of rows, got {len(x)} and {len(y)} instead.")
-        weight = np.ones(len(y)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
-        if weight.shape != (len(y),) or not np.isfinite(weight).all() or (weight <= 0).any():
-            raise ValueError("The sample_weight parameter must hold a positive number for each row.")
+        check_same_rows(len(x), len(y))
+        weight = check_row_weights(sample_weight, len(y))
+        if (weight == 0).any():
+            raise ValueError("The sample_weight parameter must hold a positive number for each row, got 0 for some.")
         first, weight = merge_equal_rows(x, y, weight)
         like = torch.from_numpy(x[first]).to(self._device())
         targets = y[first].reshape(len(first), -1).T
         if len(targets) != len(self.mixtures_):
             raise ValueError(f"The y parameter must hold {len(self.mixtures_)} targets, got {len(targets)} instead.")
-        for mixture, target in zip(self.mixtures_, targets, strict=True):
-            mixture.update(like, as_tensor(target, like), torch.from_numpy(weight).to(like))
-        self._describe()
+        weights = torch.from_numpy(weight).to(like)
+        updated = [
+            mixture.updated(like, as_tensor(target, like), weights)
+            for mixture, target in zip(self.mixtures_, targets, strict=True)
+        ]
+        description = _description(updated, self._one_target, like.device)
+        self.mixtures_ = updated
+        vars(self).update(description)
         return self
 
     # ------------------------------------------------------------------ predictions
 
     def _map(self, X: Any, answer: Callable[[NormalMixture], Tensor]) -> np.ndarray:
-        """What an answer says of every row: (n, ...) for a single target, else (n, ..., k)."""
+        """Applies a function to the predictive distributions of all rows: (n, ...) for a single target, else (n, ..., k)."""
         parts = [
             torch.stack([answer(m.predict(Inputs(x, m.extractors))) for m in self.mixtures_], -1)
             for x in self._inputs(X).split(FEATURE_CHUNK_ROWS)
         ]
-        found = torch.cat(parts).cpu().numpy()
-        return found[..., 0] if self._one_target else found
+        values = torch.cat(parts).cpu().numpy()
+        return values[..., 0] if self._one_target else values
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         """Mean of the prediction at each row; with ``return_std`` its standard deviation too, noise included."""
@@ -161,47 +169,74 @@ class StationaryRegressor(RegressorMixin, Stationary):
 
     def predict_quantiles(self, X: Any, quantiles: Iterable[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
         """Quantiles of the prediction at each row, (n, quantiles); with several targets (n, quantiles, k)."""
-        levels = list(np.atleast_1d(np.asarray(quantiles, dtype=np.float64)))
-        if not levels or not all(0 < level < 1 for level in levels):
+        with named_errors("quantiles"):
+            levels = np.atleast_1d(np.asarray(as_numpy(quantiles), dtype=np.float64))
+        if levels.ndim > 1 or not levels.size or not all(0 < level < 1 for level in levels):
             raise ValueError(f"The quantiles parameter must hold numbers between 0 and 1, got {quantiles!r} instead.")
         return self._map(X, lambda mixture: torch.stack([mixture.quantile(float(q)) for q in levels], 1))
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
         """Ends, (n, 2), of the central interval that holds the target with probability ``coverage``."""
-        if not 0 < coverage < 1:
-            raise ValueError(f"The coverage parameter must lie between 0 and 1, got {coverage!r} instead.")
+        coverage = check_number("coverage", coverage, 0, 1, "lie between 0 and 1")
         return self.predict_quantiles(X, (0.5 - coverage / 2, 0.5 + coverage / 2))
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Log density of each target, (n,); summed over several targets."""
         y = self._targets(y)
         x = self._inputs(X)
-        if len(x) != len(y):
-            raise ValueError(f"X and y must have the same number of rows, got {len(x)} and {len(y)} instead.")
+        check_same_rows(len(x), len(y))
         targets = as_tensor(y.reshape(len(y), -1), x)
         if targets.shape[1] != len(self.mixtures_):
             raise ValueError(
                 f"The y parameter must hold {len(self.mixtures_)} targets, got {targets.shape[1]} instead."
             )
         parts = []
-        for rows, own in zip(x.split(FEATURE_CHUNK_ROWS), targets.split(FEATURE_CHUNK_ROWS), strict=True):
-            found = [m.predict(Inputs(rows, m.extractors)).log_prob(own[:, k]) for k, m in enumerate(self.mixtures_)]
-            parts.append(torch.stack(found).sum(0))
+        for rows, target in zip(x.split(FEATURE_CHUNK_ROWS), targets.split(FEATURE_CHUNK_ROWS), strict=True):
+            densities = [
+                mixture.predict(Inputs(rows, mixture.extractors)).log_prob(target[:, k])
+                for k, mixture in enumerate(self.mixtures_)
+            ]
+            parts.append(torch.stack(densities).sum(0))
         return torch.cat(parts).cpu().numpy()
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Coefficient of determination R² of the predicted means; the mean over several targets."""
+        targets, mean = self._targets(y), self.predict(X)
+        check_same_rows(len(mean), len(targets))
+        if targets.size != mean.size:
+            raise ValueError(
+                f"The y parameter must hold {len(self.mixtures_)} targets, got shape {targets.shape} instead."
+            )
+        weight = check_row_weights(sample_weight, len(targets))
+        return float(r2_score(targets, mean, sample_weight=weight))
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Draws of y at all rows together, (n, n_samples): each a function from the posterior of one member, plus noise."""
-        if not isinstance(n_samples, Integral) or n_samples < 1:
+        if not isinstance(n_samples, Integral) or isinstance(n_samples, bool) or n_samples < 1:
             raise ValueError(f"The n_samples parameter must be an integer of at least 1, got {n_samples!r} instead.")
-        x = self._inputs(X)
-        generator = torch.Generator().manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
-        draws = [_sample(mixture, x, int(n_samples), generator) for mixture in self.mixtures_]
-        found = torch.stack(draws, -1).cpu().numpy()
-        return found[..., 0] if self._one_target else found
+        x, seed = self._inputs(X), check_seed(random_state)
+        if len(x) * len(self.mixtures_) * int(n_samples) > MAX_DRAWS:
+            raise ValueError(f"The n_samples parameter must ask for at most {MAX_DRAWS} values, got {n_samples} draws.")
+        generator = torch.Generator().manual_seed(seed)
+        draws = torch.stack([_sample(mixture, x, int(n_samples), generator) for mixture in self.mixtures_], -1)
+        samples = draws.cpu().numpy()
+        return samples[..., 0] if self._one_target else samples
+
+
+def _description(mixtures: list[RegressionMixture], one_target: bool, device: torch.device) -> dict[str, Any]:
+    """Fitted attributes that follow from the mixtures: a number for a single target, else one for each target."""
+    stds = [float(mixture.prior(device).moments()[1]) for mixture in mixtures]
+    noises = [_noise(mixture) for mixture in mixtures]
+    evidences = [_heaviest_on_columns(mixture).head.log_evidence for mixture in mixtures]
+    return {
+        "prior_std_": stds[0] if one_target else np.array(stds),
+        "noise_": noises[0] if one_target else np.array(noises),
+        "log_marginal_likelihood_": float(sum(evidences)),
+    }
 
 
 def _noise(mixture: RegressionMixture) -> float:
-    """Noise in units of the target: at the middle of the data where the target is mapped."""
+    """Standard deviation of the noise in units of the target; where the target is mapped, at its mapped value 0."""
     total = 0.0
     for member in mixture.members:
         zero, std = torch.zeros(1, dtype=torch.float64), torch.tensor([member.head.noise], dtype=torch.float64)
@@ -210,7 +245,7 @@ def _noise(mixture: RegressionMixture) -> float:
 
 
 def _heaviest_on_columns(mixture: RegressionMixture) -> Member:
-    """The member on the columns that counts most; the first of all where none stands on them."""
+    """The member on the columns with the largest weight; of all members where none is on the columns."""
     wide = [member for member in mixture.members if member.network is None]
     return max(wide or mixture.members, key=lambda member: member.weight)
 
@@ -221,17 +256,16 @@ def _sample(mixture: RegressionMixture, x: Tensor, samples: int, generator: torc
     inputs = Inputs(x, mixture.extractors)
     weights = torch.tensor([member.weight for member in mixture.members], dtype=torch.float64)
     chosen = torch.multinomial(weights, samples, replacement=True, generator=generator)
-    plain = mixture.predict(inputs)  # its means are the members'; its spread depends on them
-    factor = mixture.spread(x, mapped_mean(plain))
+    factor = mixture.spread(x, mapped_mean(mixture.predict(inputs)))
     draws = torch.empty(len(x), samples, dtype=torch.float64, device=x.device)
     for number, member in enumerate(mixture.members):
-        own = torch.nonzero(chosen == number)[:, 0]
-        if not len(own):
+        columns = torch.nonzero(chosen == number)[:, 0]  # the draws from this member
+        if not len(columns):
             continue
         mean, covariance = member.head.covariance(inputs.of(member.network))
         covariance.diagonal().add_(ROOT_JITTER * covariance.diagonal().mean() + 1e-12)
         root = torch.linalg.cholesky(covariance)
-        normal = torch.randn(2, len(x), len(own), generator=generator, dtype=torch.float64).to(x.device)
+        normal = torch.randn(2, len(x), len(columns), generator=generator, dtype=torch.float64).to(x.device)
         deviation = root @ normal[0] + member.head.noise * normal[1]
-        draws[:, own.to(x.device)] = member.map.inverse(mean[:, None] + factor[:, None] * deviation)
+        draws[:, columns.to(x.device)] = member.map.inverse(mean[:, None] + factor[:, None] * deviation)
     return draws

@@ -1,9 +1,9 @@
-r"""A spread of its own for every row: where rows were less or more certain than the mixture said.
+r"""A factor on the predicted standard deviation of each row, where held-out targets were spread less or more than predicted.
 
-Let $u_i$ be the normal score of a row's target under the mixture of members that have not seen it: standard normal if the
-mixture is right. A head for its log standard deviation, $u_i \sim \mathrm{N}(0, e^{2h(x_i)})$, $h = c + \phi(x)^\top v$, is the
-mode of a convex log posterior. At a new row all standard deviations of the mixture are multiplied by $e^{h(x)}$. Far from the data
-$\phi$ vanishes and $e^c$ is left, which is near 1.
+Let $u_i$ be the standard normal quantile of a row's target under the mixture of members that have not learnt from it. It is
+standard normal if the mixture is right. A model of its log standard deviation, $u_i \sim \mathrm{N}(0, e^{2h(x_i)})$ with
+$h = c + \phi(x)^\top v$, is fitted as the mode of a convex log posterior. At a new row all standard deviations of the mixture are
+multiplied by $e^{h(x)}$. Far from the data $\phi$ vanishes, and the factor is $e^c$, which is near 1.
 """
 
 import itertools
@@ -19,16 +19,22 @@ from bochner.members.features import KernelFeatures
 from bochner.priors.spectra import RBF
 from bochner.training.threads import one_thread
 
-ANCHORS = 200  # most anchors: a spread changes slowly
-LENGTHSCALES = (1.0, 2.0, 4.0)  # of h that are tried, in standard deviations of the mean and of typical columns
-SLOPE = 0.5  # prior standard deviation of h over its lengthscale: however long it is, h is as steep
-GAIN = 5.0  # nats by which rows must ask for a spread that is not constant: with fewer, small tables come out too sure
-WIDEST = 2.0  # largest |h|: a factor of seven
+MAX_ANCHORS = 200  # largest number of anchors: a spread changes slowly with the inputs
+LENGTHSCALES = (
+    1.0,
+    2.0,
+    4.0,
+)  # lengthscales of h that are tried, in standard deviations of the mean and of typical columns
+PRIOR_SLOPE = 0.5  # prior standard deviation of h over its lengthscale: the same typical slope for every lengthscale
+MIN_GAIN = (
+    5.0  # nats of held-out log density for a spread that is not constant; with less, small tables are overconfident
+)
+MAX_LOG_FACTOR = 2.0  # largest |h|: a factor of seven
 
 
 @dataclass
 class Spread:
-    """The factor on the standard deviation of every row.
+    """The factor on the standard deviation of each row, as a function of the row.
 
     Attributes:
         constant: c, the log of the factor far away.
@@ -43,26 +49,26 @@ class Spread:
     mean_only: bool = False
 
     def __call__(self, x: Tensor, mean: Tensor) -> Tensor:
-        """The factor at each row, from its inputs and its mean on the mapped scale."""
+        """The factor at each row, from its inputs and its predicted mean on the mapped scale."""
         level = torch.full_like(mean, self.constant)
         if self.features is not None and self.weights is not None:
             level = level + self.features(_inputs(x, mean, self.mean_only)) @ self.weights
-        return level.clamp(-WIDEST, WIDEST).exp()
+        return level.clamp(-MAX_LOG_FACTOR, MAX_LOG_FACTOR).exp()
 
     def far(self, mean: Tensor) -> Tensor:
         """The factor far from all rows, where the mean is the prior's."""
         if self.mean_only:
             return self(mean[:, None], mean)
-        return torch.full_like(mean, self.constant).clamp(-WIDEST, WIDEST).exp()
+        return torch.full_like(mean, self.constant).clamp(-MAX_LOG_FACTOR, MAX_LOG_FACTOR).exp()
 
 
 def _inputs(x: Tensor, mean: Tensor, mean_only: bool) -> Tensor:
-    """What the head stands on: the predicted mean, and the columns beside it."""
+    """Inputs of h: the predicted mean alone, or the columns and the mean."""
     return mean[:, None] if mean_only else torch.cat([x / math.sqrt(x.shape[1]), mean[:, None]], 1)
 
 
 def log_density(score: Tensor, level: Tensor) -> Tensor:
-    """Log density of scores under the spread, over that without: positive where the spread helps."""
+    """Log density of scores with the spread minus that without: positive where the spread helps."""
     return 0.5 * score.square() * (1 - torch.exp(-2 * level)) - level
 
 
@@ -83,13 +89,13 @@ def _mode(phi: Tensor, score: Tensor, weight: Tensor, amplitude: float) -> Tenso
 
     start = np.zeros(design.shape[1])
     with one_thread():
-        found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 60, "ftol": 1e-7})
-    return torch.from_numpy(found.x).to(phi)
+        optimum = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 60, "ftol": 1e-7})
+    return torch.from_numpy(optimum.x).to(phi)
 
 
 @torch.no_grad()
 def learn_spread(x: Tensor, mean: Tensor, score: Tensor, weight: Tensor, folds: int) -> Spread:
-    """The spread under which rows are most probable that it has not been fitted to: constant, or along the mean, or the columns.
+    """The spread with the highest held-out log density: constant, a function of the mean, or of the mean and the columns.
 
     Args:
         x: Inputs of rows that judged the mixture, in random order.
@@ -105,21 +111,21 @@ def learn_spread(x: Tensor, mean: Tensor, score: Tensor, weight: Tensor, folds: 
         for fold in range(folds if len(x) >= folds else 0):
             out = part == fold
             v = _mode(phi[~out], score[~out], weight[~out], amplitude)
-            level = (phi[out] @ v[:-1] + v[-1]).clamp(-WIDEST, WIDEST)
+            level = (phi[out] @ v[:-1] + v[-1]).clamp(-MAX_LOG_FACTOR, MAX_LOG_FACTOR)
             total += float((weight[out] * log_density(score[out], level)).sum())
         return total
 
     nothing = x.new_zeros(len(x), 0)
-    best, found = max(0.0, gain(nothing, 1.0)), Spread()
+    best, spread = max(0.0, gain(nothing, 1.0)), Spread()
     if best > 0:
-        found = Spread(float(_mode(nothing, score, weight, 1.0)[-1]))
-    best += GAIN
+        spread = Spread(float(_mode(nothing, score, weight, 1.0)[-1]))
+    best += MIN_GAIN
     for mean_only, scale in itertools.product((True, False), LENGTHSCALES):
         inputs = _inputs(x, mean, mean_only)
-        features = KernelFeatures.at(RBF(), torch.full_like(inputs[0], scale), inputs[:ANCHORS])
+        features = KernelFeatures.at(RBF(), torch.full_like(inputs[0], scale), inputs[:MAX_ANCHORS])
         phi = features(inputs)
-        value = gain(phi, SLOPE * scale)
+        value = gain(phi, PRIOR_SLOPE * scale)
         if value > best:
-            v = _mode(phi, score, weight, SLOPE * scale)
-            best, found = value, Spread(float(v[-1]), features, v[:-1], mean_only)
-    return found
+            v = _mode(phi, score, weight, PRIOR_SLOPE * scale)
+            best, spread = value, Spread(float(v[-1]), features, v[:-1], mean_only)
+    return spread

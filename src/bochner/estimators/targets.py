@@ -1,7 +1,8 @@
 r"""Maps of the target: a skewed target is predicted on a scale on which it is nearly Gaussian.
 
-Each is monotone and onto the whole line, so that a quantile on the mapped scale is the same quantile of the target. The density of
-the target is that of the mapped one times the slope. Which one serves is chosen by the density of rows that were left out.
+Each map is increasing and onto the whole real line, so that a quantile on the mapped scale maps back to the same quantile of the
+target. The density of the target is that of the mapped target times the slope of the map. The map is chosen by the density of rows
+that were left out.
 """
 
 import math
@@ -13,13 +14,13 @@ import torch
 from scipy.stats import yeojohnson_normmax
 from torch import Tensor
 
-LARGEST_LOG = 300.0  # of a mapped value on its way back: keeps exponentials finite
-NODES = 32  # of Gauss–Hermite quadrature; exact for polynomials up to degree 63
+MAX_LOG = 300.0  # largest logarithm whose exponential is taken: keeps results finite
+QUADRATURE_NODES = 32  # number of nodes of Gauss–Hermite quadrature; exact for polynomials up to degree 63
 
 
 @dataclass(frozen=True)
 class TargetMap:
-    r"""$z = (m(u) - c) / d$ for $u = (y - \text{mean}) / \text{scale}$.
+    r"""A map of the target, $z = (m(u) - c) / d$ for $u = (y - \text{mean}) / \text{scale}$.
 
     Attributes:
         kind: "identity"; "log", for positive targets, of y itself; or "power", Yeo and Johnson's (2000), of u.
@@ -28,8 +29,9 @@ class TargetMap:
         power: Exponent λ of "power", from 0 to 2, where the map is onto the whole line; 1 is the identity.
         centre: Mean of the mapped target.
         spread: Its standard deviation.
-        low: Least value that a mean or a standard deviation counts, one range of the training targets below them.
-        high: Largest one. Without limits a wide Gaussian on a logarithmic scale would have a mean beyond all reason.
+        low: Smallest value of the target in means and standard deviations: the smallest training target minus their range.
+        high: Largest value: the largest training target plus their range. Without limits, a wide Gaussian on a logarithmic scale
+            would have an enormous mean.
     """
 
     kind: str
@@ -43,7 +45,7 @@ class TargetMap:
 
     @classmethod
     def learn(cls, kind: str, y: np.ndarray, weight: np.ndarray) -> "TargetMap":
-        """The map of a kind whose values have mean 0 and standard deviation 1."""
+        """The map of a kind, with centre and spread such that mapped training targets have mean 0 and standard deviation 1."""
         mean = float(np.average(y, weights=weight))
         scale = math.sqrt(float(np.average((y - mean) ** 2, weights=weight)))
         if kind == "log":
@@ -61,7 +63,7 @@ class TargetMap:
         return cls(kind, mean, scale, power, centre, spread or 1.0, low, high)
 
     def forward(self, y: Tensor) -> Tensor:
-        """Target to mapped target; minus infinity where a logarithm has none."""
+        """Target to mapped target; minus infinity for the logarithm of a target that is not positive."""
         u = (y - self.mean) / self.scale
         if self.kind == "log":
             u = torch.where(u > 0, u, torch.zeros_like(u)).log()
@@ -73,13 +75,13 @@ class TargetMap:
         """Mapped target to target."""
         u = z * self.spread + self.centre
         if self.kind == "log":
-            u = u.clamp(max=LARGEST_LOG).exp()
+            u = u.clamp(max=MAX_LOG).exp()
         elif self.kind == "power":
             u = _power_inverse(u, self.power)
         return u * self.scale + self.mean
 
     def log_slope(self, y: Tensor) -> Tensor:
-        """Log of dz/dy."""
+        """Log of the slope dz/dy."""
         u = (y - self.mean) / self.scale
         constant = -math.log(self.scale) - math.log(self.spread)
         if self.kind == "log":
@@ -89,11 +91,11 @@ class TargetMap:
         return torch.full_like(u, constant)
 
     def moments(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the target where the mapped one is Gaussian, by quadrature."""
+        """Mean and variance of the target where the mapped target is Gaussian, by quadrature."""
         if self.kind == "identity":
             factor = self.scale * self.spread
             return self.inverse(mean), (factor * std).square()
-        nodes, weights = (torch.from_numpy(v).to(mean) for v in np.polynomial.hermite_e.hermegauss(NODES))
+        nodes, weights = (torch.from_numpy(v).to(mean) for v in np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES))
         weights = weights / weights.sum()
         values = self.inverse(mean[..., None] + std[..., None] * nodes).clamp(self.low, self.high)
         centre = (values * weights).sum(-1)
@@ -107,9 +109,10 @@ def _power(u: Tensor, power: float) -> Tensor:
 
 
 def _power_inverse(z: Tensor, power: float) -> Tensor:
+    """Inverse of ``_power``."""
     size = z.abs()
     above, below = _shrink(size, power), _shrink(size, 2 - power)
-    return torch.where(z >= 0, torch.expm1(above.clamp(max=LARGEST_LOG)), -torch.expm1(below.clamp(max=LARGEST_LOG)))
+    return torch.where(z >= 0, torch.expm1(above.clamp(max=MAX_LOG)), -torch.expm1(below.clamp(max=MAX_LOG)))
 
 
 def _grow(size: Tensor, power: float) -> Tensor:
@@ -122,12 +125,11 @@ def _shrink(value: Tensor, power: float) -> Tensor:
     return value if abs(power) < 1e-9 else torch.log1p(power * value) / power
 
 
-def candidates(y: np.ndarray, weight: np.ndarray) -> list[TargetMap]:
-    """The maps that a target may have: the identity first; the logarithm only where all values are positive."""
+def possible_maps(y: np.ndarray, weight: np.ndarray) -> list[TargetMap]:
+    """Maps to choose from for a target: the identity first; the logarithm only where all values are positive."""
     kinds = ["identity", "power", *(["log"] if y.min() > 0 else [])]
     maps = [TargetMap.learn(kind, y, weight) for kind in kinds]
-    usable = [maps[0], *(m for m in maps[1:] if m.spread > 1e-9 and not (m.kind == "power" and m.power == 1.0))]
-    return usable
+    return [maps[0], *(m for m in maps[1:] if m.spread > 1e-9 and not (m.kind == "power" and m.power == 1.0))]
 
 
 def as_tensor(y: Any, like: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Trained networks: what they make of the columns is what a member's head stands on.
+"""Training of the networks whose outputs are the inputs of heads.
 
-All networks of a table train as one stack on the log joint density of a network with a periodic layer, each without a part of the
-rows. Their output layers are then thrown away: a head of infinite width, over all rows, takes their place.
+All networks of a table are trained together as one stack, each without one part of the rows, on the log joint density of a
+network with a periodic layer. Then their periodic and output layers are dropped. A head of infinite width, which learns from all
+rows, takes their place.
 """
 
 import math
@@ -22,23 +23,27 @@ from bochner.networks import Intervals, mlp
 from bochner.training.map import Recipe, fit_map, half_cosine
 from bochner.training.optimizers import light_adam
 
-SCATTERED = 10.0  # lengthscales: beyond, a periodic layer cannot relate any two rows, and its features are random
-SAMPLE = 1000  # rows that tell
-PASSED = 4.0  # what columns that go past a network are divided by: distances of ordinary rows are then about a third
-FACTORS = tuple(2.0 ** (k / 4) for k in range(-12, 3))  # on the outputs of a network that may be too sure of itself
-ROUND_SEEDS = 1000  # between the seeds of two rounds of training: more than there are networks
-PIECE = 4096  # rows that a network sees at a time
+MAX_OUTPUT_SPREAD = (
+    10.0  # standard deviation of network outputs, in lengthscales; beyond it a periodic layer relates no two rows
+)
+SPREAD_ROWS = 1000  # number of rows that the spread of the outputs is computed on
+BYPASS_DIVISOR = 4.0  # divisor of columns that bypass a network: distances of typical rows are then about a third
+OUTPUT_FACTORS = tuple(
+    2.0 ** (k / 4) for k in range(-12, 3)
+)  # choices of a factor on the outputs of an overconfident network
+SEEDS_PER_ROUND = 1000  # difference of the seeds of two rounds of training: more than there are networks
+NETWORK_CHUNK_ROWS = 4096  # rows that a network computes at a time
 
 
 @dataclass
 class Extractors:
-    """Networks without their last two layers.
+    """Trained networks without their periodic layer and output layer.
 
     Attributes:
         modules: The networks, in float32.
-        plain: How many inputs they see. The others say 'never seen', and go past them to the head.
-        groups: How many columns there are.
-        outputs: How many numbers a network makes of a row.
+        plain: Number of inputs of a network. The other inputs say 'never seen' and bypass the networks.
+        groups: Number of columns of the table.
+        outputs: Number of outputs of a network.
     """
 
     modules: list[nn.Module]
@@ -48,28 +53,28 @@ class Extractors:
 
     @torch.no_grad()
     def __call__(self, number: int, x: Tensor) -> Tensor:
-        """What a head on a network stands on, (n, d) to (n, h + d), float64.
+        """Inputs of a head on a network, (n, d) to (n, h + d), float64.
 
-        First what the network makes of the rows, in lengthscales of the layer that it was trained with. Then the columns
-        themselves, so far reduced that they hardly matter among the data: a network may map rows from far away onto ordinary
-        ones, and this keeps them apart. Last the inputs that say 'never seen'.
+        First come the outputs of the network, in lengthscales of the layer that it was trained with. Then come the columns, divided
+        so that they hardly matter among the training rows: a network may map far rows onto outputs of training rows, and the
+        columns keep them apart. Last come the inputs that say 'never seen'.
         """
         plain, unseen = x[:, : self.plain], x[:, self.plain :]
         deep = self.modules[number](plain.float()).double()
-        return torch.cat([deep, plain / (PASSED * math.sqrt(self.plain)), unseen / math.sqrt(self.groups)], 1)
+        return torch.cat([deep, plain / (BYPASS_DIVISOR * math.sqrt(self.plain)), unseen / math.sqrt(self.groups)], 1)
 
     def lengthscale(self, scale: float, like: Tensor) -> Tensor:
-        """Lengthscales of a head on a network: ``scale`` for what the network makes of rows, 1 for what goes past it."""
-        passed = like.shape[1] - self.outputs
-        return torch.cat([like.new_full((self.outputs,), scale), like.new_ones(passed)])
+        """Lengthscales of a head on a network: ``scale`` for the outputs of the network, 1 for the inputs that bypass it."""
+        bypassing = like.shape[1] - self.outputs
+        return torch.cat([like.new_full((self.outputs,), scale), like.new_ones(bypassing)])
 
     def all_rows(self, number: int, x: Tensor) -> Tensor:
-        """What a network makes of many rows, a piece at a time."""
-        return torch.cat([self(number, piece) for piece in x.split(PIECE)])
+        """Inputs of a head on a network for many rows, computed piece by piece."""
+        return torch.cat([self(number, piece) for piece in x.split(NETWORK_CHUNK_ROWS)])
 
 
 class _Scale(nn.Module):
-    """Division by a lengthscale that was learnt."""
+    """A layer that divides by a learnt lengthscale."""
 
     lengthscale: Tensor
 
@@ -84,36 +89,36 @@ class _Scale(nn.Module):
 def make_extractor(
     intervals: Intervals, plain: int, hidden: Sequence[int], generator: torch.Generator
 ) -> nn.Sequential:
-    """A network up to its periodic layer, untrained: columns and their intervals in, the last hidden width out."""
+    """An untrained network without its periodic layer: columns and their intervals in, the last hidden layer out."""
     layers = mlp(plain + len(intervals.column), tuple(hidden), dropout=0.0, generator=generator)
-    own = Intervals(intervals.column.clone(), intervals.left.clone(), intervals.width.clone())
-    return nn.Sequential(own, layers)
+    copy = Intervals(intervals.column.clone(), intervals.left.clone(), intervals.width.clone())
+    return nn.Sequential(copy, layers)
 
 
 def scaled(extractor: nn.Sequential, lengthscale: Tensor) -> nn.Sequential:
-    """An extractor whose outputs are in lengthscales."""
+    """An extractor whose outputs are divided by the lengthscale."""
     return nn.Sequential(*extractor, _Scale(lengthscale))
 
 
 def recipe_for(rows: int, settings: Settings) -> Recipe:
-    """Epochs and batches for so many rows."""
+    """Epochs, batch size, optimiser and learning rate for a number of rows."""
     batch = min(rows, max(128, min(256, rows // 100)))
     epochs = max(1, round(settings.steps_for(rows) / math.ceil(rows / batch)))
     return Recipe(epochs, batch, light_adam, settings.network_rate, schedule=half_cosine)
 
 
 def train_extractors(task: Task, rows: TrainingRows, target: Tensor, plan: Plan, outputs: int) -> Extractors | None:
-    """A network for each part of the rows, trained on all rows but these; all together.
+    """Trains one network for each part of the rows, without that part; all networks together.
 
     Args:
-        task: What the fit is told.
+        task: The kernels, the widths, the settings and the seed.
         rows: All rows.
         target: Mapped targets, (n, 1), or labels, (n,).
-        plan: The parts.
+        plan: Numbers of the rows in each part.
         outputs: 1, or the number of classes.
 
     Returns:
-        The networks; None where one of them goes astray at the ordinary learning rate and at a third of it.
+        The networks; None where one of them diverges both at the usual learning rate and at a third of it.
     """
     inputs, learn = rows.x[:, : task.plain].float(), _rows_to_learn(rows, plan, task.seed)
     target = target.float() if target.is_floating_point() else target
@@ -128,26 +133,27 @@ def train_extractors(task: Task, rows: TrainingRows, target: Tensor, plan: Plan,
         models = [_make_network(task, intervals, outputs, classes, seed).to(rows.x.device) for seed in seeds]
         options: Any = {"seed": seeds, "rows": learn[left], "progress": task.progress}
         options["after_epoch"] = lambda _: task.clock.check()
-        astray = _train(
+        failed = _train(
             models, (inputs, target), replace(recipe, lr=rate), [plan.folds[n] for n in left], options, task
         )
-        for number, model, diverged in zip(left, models, astray, strict=True):
+        for number, model, diverged in zip(left, models, failed, strict=True):
             extractor = scaled(model.extractor.eval(), model.layer.lengthscale.detach())  # pyright: ignore[reportArgumentType]
-            if not diverged and not scattered(extractor, inputs[learn[number, :SAMPLE]]):
+            if not diverged and not scattered(extractor, inputs[learn[number, :SPREAD_ROWS]]):
                 done[number] = extractor.requires_grad_(False)
         if len(done) == len(learn):
             return Extractors([done[n] for n in range(len(learn))], task.plain, task.groups, task.hidden[-1])
-        task.say(f"{len(learn) - len(done)} networks went astray at a learning rate of {rate:g}")
+        task.say(f"{len(learn) - len(done)} networks diverged at a learning rate of {rate:g}")
     return None
 
 
 def _train(
     models: list[Model], data: tuple[Tensor, Tensor], recipe: Recipe, judging: list[Tensor], options: Any, task: Task
 ) -> list[bool]:
-    """Trains the networks in rounds, as long as each makes rows that they have not seen more probable.
+    """Trains the networks in rounds, as long as each round increases the log probability of held-out rows.
 
-    A round begins at the full learning rate where the last one has ended. That may send a network astray: one whose own rows are
-    clearly less probable than before goes back. When what all networks gain does not exceed its standard error, all go back.
+    Every round begins with the full learning rate. A network may get worse in a round: one whose held-out rows are clearly less
+    probable than before returns to its earlier weights. All networks return to them, and training ends, when their mean gain does
+    not exceed its standard error.
 
     Returns:
         Which networks diverged in the first round.
@@ -158,7 +164,7 @@ def _train(
     known = _log_probability(models, x, y, judging) if rounds > 1 else x.new_empty(0)
     for number in range(1, rounds):
         before = [{name: value.clone() for name, value in model.state_dict().items()} for model in models]
-        seeds = [seed + ROUND_SEEDS * number for seed in options["seed"]]
+        seeds = [seed + SEEDS_PER_ROUND * number for seed in options["seed"]]
         fit_map(models, x, y, recipe, **(options | {"seed": seeds}))
         gains = (_log_probability(models, x, y, judging) - known).split([len(rows) for rows in judging])
         for model, state, gain in zip(models, before, gains, strict=True):
@@ -171,40 +177,45 @@ def _train(
             break
         known = now
         task.say(
-            f"after {number + 1} rounds of training, rows not learnt from have a log probability of {known.mean():.3f}"
+            f"after {number + 1} rounds of training, held-out rows have a mean log probability of {known.mean():.3f}"
         )
     return diverged
 
 
 def _mean_in_errors(gain: Tensor) -> float:
-    """Mean of what rows gain, over its standard error; NaN where a gain is not finite."""
+    """Mean gain of rows over its standard error; NaN where a gain is not finite."""
     return float(gain.mean() / gain.std()) * math.sqrt(len(gain))
 
 
 @torch.no_grad()
 def _log_probability(models: list[Model], x: Tensor, y: Tensor, judging: list[Tensor]) -> Tensor:
-    """Log probability of each row that judges, by the network that has not seen it.
+    """Log probability of each row that judges, under the network that has not learnt from it.
 
-    A network that trains for long is too sure of itself, which its head will not be: so its noise, or a factor on its outputs
+    A network becomes overconfident in long training, but its head does not. So the noise of the network, or a factor on its outputs
     before the softmax, is chosen by the same rows.
     """
-    return torch.cat([_suited(model.eval()(x[rows]), y[rows]) for model, rows in zip(models, judging, strict=True)])
+    return torch.cat(
+        [
+            _log_probability_recalibrated(model.eval()(x[rows]), y[rows])
+            for model, rows in zip(models, judging, strict=True)
+        ]
+    )
 
 
-def _suited(outputs: Tensor, truth: Tensor) -> Tensor:
-    """Log probability of rows under the noise, or the factor on the outputs, that suits them best; none where outputs overflow."""
+def _log_probability_recalibrated(outputs: Tensor, truth: Tensor) -> Tensor:
+    """Log probability of rows with their best noise, or factor on the outputs; minus infinity where outputs overflow."""
     if not bool(torch.isfinite(outputs).all()):
         return outputs.new_full((len(truth),), -math.inf)
     if truth.is_floating_point():
         return Gaussian(float((outputs - truth).square().mean().sqrt().clamp(min=1e-12))).to(truth)(outputs, truth)
-    tried = torch.stack([Categorical()(factor * outputs, truth) for factor in FACTORS])
-    return tried[tried.mean(1).argmax()]
+    by_factor = torch.stack([Categorical()(factor * outputs, truth) for factor in OUTPUT_FACTORS])
+    return by_factor[by_factor.mean(1).argmax()]
 
 
 def _rows_to_learn(rows: TrainingRows, plan: Plan, seed: int) -> Tensor:
-    """Which rows each network learns from, (networks, m): as many for all, none of its own part.
+    """Numbers of the rows that each network learns from, (networks, m): equally many, and none from the part it leaves out.
 
-    Rows of unequal weight are drawn in proportion to it: the engine knows no weights.
+    Rows of unequal weight are drawn in proportion to their weight, because ``fit_map`` has no weights of rows.
     """
     size = min(len(plan.order) - len(fold) for fold in plan.folds)
     generator = torch.Generator().manual_seed(seed + 7)
@@ -221,7 +232,7 @@ def _rows_to_learn(rows: TrainingRows, plan: Plan, seed: int) -> Tensor:
 
 
 def _make_network(task: Task, intervals: Intervals, outputs: int, classes: bool, seed: int) -> Model:
-    """A network with a periodic layer, as it is drawn from its prior."""
+    """A network with a periodic layer, drawn from its prior."""
     generator = torch.Generator().manual_seed(seed)
     extractor = make_extractor(intervals, task.plain, task.hidden, generator)
     options: Any = {"kernel": task.spectra[0], "activation": "paired", "frequencies": "sobol", "generator": generator}
@@ -232,9 +243,9 @@ def _make_network(task: Task, intervals: Intervals, outputs: int, classes: bool,
 
 @torch.no_grad()
 def scattered(extractor: nn.Module, inputs: Tensor) -> bool:
-    """Whether hidden layers have driven rows so many lengthscales apart that nothing relates any two of them.
+    """Whether the outputs of an extractor lie so many lengthscales apart that a periodic layer relates no two rows.
 
-    That is how a network with a periodic layer diverges: its output stays finite, and random.
+    A network with a periodic layer diverges in this way: its predictions stay finite, but are random.
     """
-    found = extractor(inputs)
-    return not bool(torch.isfinite(found).all()) or float(found.std(0).mean()) > SCATTERED
+    outputs = extractor(inputs)
+    return not bool(torch.isfinite(outputs).all()) or float(outputs.std(0).mean()) > MAX_OUTPUT_SPREAD

@@ -1,17 +1,17 @@
-r"""Heads: what a member knows, given features and hyperparameters.
+r"""Heads: posteriors of linear models on features of a stationary prior, for regression and for classes.
 
-Regression is conjugate. With the features of :mod:`bochner.members.features`, noise of variance $s^2$ and a row of weight
-$\omega$ counting as $\omega$ rows,
+Regression has a conjugate posterior. With the features of :mod:`bochner.members.features`, noise of variance $s^2$ and a row of
+weight $\omega$ that counts as $\omega$ rows,
 
 $$ w \mid y \sim \mathrm{N}(A^{-1}\Phi^\top\Omega y / s^2,\; A^{-1}), \qquad A = \Phi^\top\Omega\Phi/s^2 + I/a^2. $$
 
-Classes have a softmax over latent functions, one for each class; two classes share one function, with a sigmoid. The head is
-the mode of the log posterior, and the latent functions f at a row are divided by $\sqrt{1 + \pi\tau v/8}$: the average over a
-Gaussian of variance $\tau v$ (MacKay, 1992), where v is the variance that the rows leave. The whole average, $\tau = 1$, makes
-held-out rows less probable than the mode alone does; they choose how much of it there is.
+Classes have a softmax over latent functions, one for each class. Two classes share one function with a sigmoid. The head is the
+mode of the log posterior. Its latent functions f at a row are divided by $\sqrt{1 + \pi\tau v/8}$: about the average over a
+Gaussian of variance $\tau v$ (MacKay, 1992), where v is the variance that the rows leave. With $\tau = 1$ held-out rows were less
+probable than with the mode alone, so held-out rows choose the averaged share $\tau$.
 
-Both are sums over rows, and both answer how much of the prior variance the rows leave: for regression $\operatorname{Var} f / a^2$;
-for classes the same with every row counting a quarter, the largest curvature of a sigmoid, whatever its label.
+Both kinds of head know which share of the prior variance the rows leave. For regression it is $\operatorname{Var} f / a^2$. For
+classes it is the same with precision $\Phi^\top\Omega\Phi/4 + I/a^2$: a quarter is the largest curvature of a sigmoid.
 """
 
 import math
@@ -29,11 +29,11 @@ from bochner.posteriors.closed_form import Statistics
 from bochner.posteriors.closed_form_classifier import FeatureRows
 from bochner.training.threads import ONE_THREAD_ROWS, one_thread
 
-CURVATURE = 0.25  # largest second derivative of log(1 + exp f)
+MAX_CURVATURE = 0.25  # largest second derivative of log(1 + exp f)
 
 
 def sums_of(features: KernelFeatures, rows: TrainingRows) -> Statistics:
-    """Φ'ΩΦ, Φ'Ωy, y'Ωy and the total weight: all that regression keeps of the rows; a piece of them at a time."""
+    """Φ'ΩΦ, Φ'Ωy, y'Ωy and the total weight: the sums over rows that a regression head needs."""
     size = len(features.anchors)
     gram = torch.zeros(size, size, dtype=torch.float64, device=rows.x.device)
     projection = torch.zeros(size, rows.y.shape[1], dtype=torch.float64, device=rows.x.device)
@@ -52,7 +52,7 @@ class GaussianHead:
 
     Attributes:
         features: The prior as features.
-        sums: What is kept of the rows.
+        sums: Sums over the rows.
         amplitude: Prior standard deviation of f.
         noise: Standard deviation of the noise.
     """
@@ -65,18 +65,18 @@ class GaussianHead:
     mean: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        with one_thread():  # the same bits wherever it is made
+        with one_thread():  # the same bits for any number of threads
             precision = self.sums.gram / self.noise**2
             precision.diagonal().add_(self.amplitude**-2)
             self.factor = torch.linalg.cholesky(precision)
             self.mean = torch.cholesky_solve(self.sums.projection / self.noise**2, self.factor)
 
-    def update(self, rows: TrainingRows) -> "GaussianHead":
-        """The posterior after more rows: exactly that of all rows so far, given the anchors."""
+    def updated(self, rows: TrainingRows) -> "GaussianHead":
+        """The posterior after more rows: exactly that of all rows together, given the anchors."""
         return GaussianHead(self.features, self.sums + sums_of(self.features, rows), self.amplitude, self.noise)
 
     def _whitened(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features, (n, M), their half products L⁻¹φ, (M, n), and the variance that the anchors leave, (n,)."""
+        """Features φ, (n, M), products L⁻¹φ with the factor of the precision, (M, n), and the variance that anchors leave, (n,)."""
         phi = self.features(x)
         half = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
         rest = self.amplitude**2 * (1 - phi.square().sum(1)).clamp(min=0)
@@ -129,11 +129,11 @@ def _fit_and_residual(latent: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class SoftmaxHead:
-    """The mode of a head for classes.
+    """A head for classes: the mode of its posterior.
 
     Attributes:
         features: The prior as features.
-        gram: Φ'ΩΦ, for how much the rows leave open.
+        gram: Φ'ΩΦ, for the variance that the rows leave.
         amplitude: Prior standard deviation of each latent function.
         weights: The mode, (M, 1) for two classes, (M, c) for more.
         averaging: The share τ of the variance that predictions average over.
@@ -147,7 +147,7 @@ class SoftmaxHead:
     factor: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        with one_thread():  # the same bits wherever it is made
+        with one_thread():  # the same bits for any number of threads
             self.factor = _bound(self.gram, self.amplitude)
         self.weights = self.weights.contiguous()
 
@@ -155,7 +155,7 @@ class SoftmaxHead:
     def fit(
         cls, features: KernelFeatures, rows: TrainingRows, amplitude: float, start: Tensor | None = None
     ) -> "SoftmaxHead":
-        """The head that makes the rows and the weights most probable together.
+        """The head whose weights maximise the log posterior.
 
         Args:
             features: The prior as features.
@@ -169,7 +169,7 @@ class SoftmaxHead:
     def along(
         cls, features: KernelFeatures, rows: TrainingRows, amplitudes: Iterable[float], start: Tensor | None = None
     ) -> "Iterator[SoftmaxHead]":
-        """Heads for several amplitudes, each mode sought from the one before."""
+        """Heads for several amplitudes; the search for each mode begins at the mode before."""
         pieces = FeatureRows(features, rows.x.split(FEATURE_CHUNK_ROWS))
         gram = torch.zeros(len(features.anchors), len(features.anchors), dtype=torch.float64, device=rows.x.device)
         for phi, weight in zip(pieces, rows.weight.split(FEATURE_CHUNK_ROWS), strict=True):
@@ -197,13 +197,13 @@ class SoftmaxHead:
 
 
 def moderated(latent: Tensor, variance: Tensor) -> Tensor:
-    """Latent functions, (n, c), whose probabilities are about those of the average over a Gaussian of that variance, (n,)."""
+    """Latent functions, (n, c), divided so that their probabilities are about the mean over a Gaussian of this variance, (n,)."""
     return latent / (1 + math.pi / 8 * variance).sqrt()[:, None]
 
 
 def _bound(gram: Tensor, amplitude: float) -> Tensor:
-    """Factor of the precision in which every row has the largest curvature."""
-    bound = CURVATURE * gram
+    """Lower Cholesky factor of the precision in which every row has the largest curvature."""
+    bound = MAX_CURVATURE * gram
     bound.diagonal().add_(amplitude**-2)
     return torch.linalg.cholesky(bound)
 
@@ -211,7 +211,7 @@ def _bound(gram: Tensor, amplitude: float) -> Tensor:
 def find_mode(
     pieces: Iterable[Tensor], rows: TrainingRows, gram: Tensor, amplitude: float, start: Tensor | None
 ) -> Tensor:
-    """Most probable weights, by L-BFGS in coordinates in which the curvature is at most about one."""
+    """Most probable weights, by L-BFGS in coordinates in which the curvature is at most about 1."""
     factor = _bound(gram, amplitude)
     shape = (len(gram), rows.y.shape[1])
     sizes = [len(phi) for phi in pieces]
@@ -231,17 +231,17 @@ def find_mode(
     begin = torch.zeros(shape, dtype=torch.float64) if start is None else (factor.mT @ start).cpu()
     options = {"maxiter": 100, "maxcor": 10, "ftol": 1e-8, "gtol": 1e-3}
     with one_thread(len(rows) <= ONE_THREAD_ROWS):
-        found = minimize(objective, begin.numpy().ravel(), jac=True, method="L-BFGS-B", options=options)
-    v = torch.from_numpy(found.x.reshape(shape)).to(gram.device)
+        optimum = minimize(objective, begin.numpy().ravel(), jac=True, method="L-BFGS-B", options=options)
+    v = torch.from_numpy(optimum.x.reshape(shape)).to(gram.device)
     return torch.linalg.solve_triangular(factor.mT, v, upper=True)
 
 
 def left_out_latent(phi: Tensor, rows: TrainingRows, weights: Tensor, amplitude: float) -> Tensor:
-    r"""The latent functions at every row as if it had not been learnt from, (n, 1) or (n, c).
+    r"""Leave-one-out latent functions: at each row without learning from that row, (n, 1) or (n, c).
 
     One Newton step away from the mode: $f_{-i} = f_i - V_i\, g_i$, with the gradient $g_i$ of the row's log likelihood, its
     curvature $h_i$, the posterior variance $S_i$ and $V_i = S_i / (1 - S_i h_i)$ (Vehtari et al., 2016). With more than two
-    classes each function is taken by itself.
+    classes each function is treated separately.
     """
     latent = phi @ weights
     _, residual = _fit_and_residual(latent, rows.y)

@@ -7,6 +7,7 @@ under the member decides its weight.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -15,6 +16,9 @@ from bochner.members.budget import Clock
 
 if TYPE_CHECKING:
     from bochner.priors.spectra import Spectrum
+
+REAL_SETTINGS = ("column_spread", "network_rate", "member_floor", "unseen_rows")  # the others are integers
+COUNTS_FROM_ZERO = ("large_rows", "many_rows", "network_rows", "intervals", "all_intervals")  # the others start at 1
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,18 @@ class Settings:
     all_intervals: int = 1024
     member_floor: float = 0.02
     unseen_rows: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name in REAL_SETTINGS:
+                if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value < math.inf:
+                    raise ValueError(f"The {name} of Settings must be a positive number, got {value!r} instead.")
+            else:
+                least = 2 if name in ("folds", "folds_large") else 0 if name in COUNTS_FROM_ZERO else 1
+                if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+                    raise ValueError(
+                        f"The {name} of Settings must be an integer of at least {least}, got {value!r} instead."
+                    )
 
     def folds_for(self, rows: int) -> int:
         """Number of parts for this many rows."""

@@ -156,6 +156,17 @@ def _log_prior(theta: np.ndarray, spread: float) -> tuple[float, np.ndarray]:
     return -0.5 * float(z @ z), -z / scale
 
 
+def _bounds(free: np.ndarray) -> list[tuple[float, float]]:
+    """Limits of those hyperparameters that are tuned."""
+    limits = [
+        LOG_BOUNDS["common"],
+        *[LOG_BOUNDS["column"]] * (len(free) - 3),
+        LOG_BOUNDS["amplitude"],
+        LOG_BOUNDS["noise"],
+    ]
+    return [limit for limit, moves in zip(limits, free, strict=True) if moves]
+
+
 def tune(
     rows: TrainingRows,
     spectrum: "Spectrum",
@@ -194,19 +205,11 @@ def tune(
         if len(values) > 3 and values[-4] - values[-1] < MIN_GAIN_OF_THREE_STEPS:
             raise StopIteration
 
-    limits = [LOG_BOUNDS["common"], *[LOG_BOUNDS["column"]] * len(start.columns)]
-    limits = [*limits, LOG_BOUNDS["amplitude"], LOG_BOUNDS["noise"]]
-    bounds = [limit for limit, moves in zip(limits, free, strict=True) if moves]
     options = {"maxiter": settings.tuning_steps, "maxcor": 20}
-    with one_thread():
+    bounds, callback = _bounds(free), stop_when_converged
+    with one_thread():  # sums in another order may stop the tuning at another step
         optimum = minimize(
-            objective,
-            theta[free],
-            jac=True,
-            method="L-BFGS-B",
-            bounds=bounds,
-            options=options,
-            callback=stop_when_converged,
+            objective, theta[free], jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=callback
         )
     theta[free] = optimum.x
     return Hyperparameters.from_vector(theta)
