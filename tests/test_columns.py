@@ -244,7 +244,7 @@ def test_text_where_all_columns_were_numbers_is_refused():
 
 
 def test_one_row_of_categories_is_not_enough():
-    with pytest.raises(ValueError, match="At least 2 rows are needed, got n_samples = 1"):
+    with pytest.raises(ValueError, match="At least 2 rows of X are needed, got n_samples = 1"):
         StationaryRegressor(**QUICK).fit(pd.DataFrame({"k": ["a"]}), [1.0])
 
 

@@ -23,6 +23,11 @@ from bochner.priors.spectra import RBF, Matern
 
 QUICK = {"hidden_layer_sizes": (), "random_state": 0}
 FAST = {"random_state": 0, "settings": replace(Settings(), least_steps=20, most_steps=20)}
+CHEAP = {
+    "kernel": "rbf",
+    "hidden_layer_sizes": (),
+    "settings": replace(Settings(), folds=2, tuning_rows=60, judging_rows=60, tuning_steps=8, wide_anchors=60),
+}
 BOTH = [StationaryRegressor, StationaryClassifier]
 
 
@@ -79,10 +84,12 @@ def deep_moons():
 
 @pytest.mark.filterwarnings("ignore")  # scikit-learn's checks warn about what they try on purpose
 @pytest.mark.parametrize("kind", BOTH)
-def test_scikit_learns_own_checks_pass_without_exceptions(kind):
-    found = check_estimator(kind(), on_skip=None, on_fail="raise")
-    assert {row["check_name"] for row in found if row["status"] != "passed"} <= {"check_array_api_input"}
-    assert not any(row["expected_to_fail"] for row in found)
+@pytest.mark.parametrize("options", [CHEAP, pytest.param({}, marks=pytest.mark.slow)], ids=["cheap", "default"])
+def test_scikit_learns_own_checks_pass_without_exceptions(kind, options):
+    results = check_estimator(kind(**options), on_skip=None, on_fail="raise")
+    assert len(results) > 40
+    assert {row["check_name"] for row in results if row["status"] != "passed"} <= {"check_array_api_input"}
+    assert not any(row["expected_to_fail"] for row in results)
 
 
 def test_pipelines_grids_and_cross_validation_work():
@@ -202,6 +209,28 @@ def test_a_fit_that_fails_leaves_the_estimator_as_it_was(kind):
     assert set(vars(model)) == state
     if kind is StationaryClassifier:
         assert model.classes_.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize(("options", "num"), [(QUICK, 40), (FAST, 200)], ids=["columns", "networks"])
+def test_fits_have_the_same_bits_on_one_two_and_four_threads(kind, options, num):
+    x, y = line(num)
+    target, new, before = target_of(kind, y), line(10, seed=1)[0], torch.get_num_threads()
+    answers = []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            model = kind(**options).fit(x, target)
+            assert torch.get_num_threads() == threads
+            torch.set_num_threads(1)
+            answers.append((answer(model, new), model.ood_score(new), model.ood_threshold_))
+            torch.set_num_threads(threads)
+            np.testing.assert_allclose(answer(model, new), answers[0][0], rtol=1e-9)
+    finally:
+        torch.set_num_threads(before)
+    for other in answers[1:]:
+        for value, expected in zip(other, answers[0], strict=True):
+            np.testing.assert_array_equal(value, expected)
 
 
 @pytest.mark.parametrize("kind", BOTH)
@@ -378,8 +407,14 @@ def test_streaming_refuses_what_does_not_fit(fitted):
     x, y = line(5, seed=3)
     with pytest.raises(ValueError, match="X and y must have the same number of rows, got 5 and 4"):
         fitted.partial_fit(x, y[:4])
-    for weight in (np.zeros(5), np.ones(4), np.full(5, np.nan)):
-        with pytest.raises(ValueError, match="sample_weight parameter must hold a positive number for each row"):
+    refused = [
+        (np.zeros(5), "sample_weight parameter must be positive for at least 2 rows, got 0"),
+        (np.arange(5.0), "sample_weight parameter must hold a positive number for each row, got 0 for some"),
+        (np.ones(4), r"sample_weight.shape == \(4,\), expected \(5,\)"),
+        (np.full(5, np.nan), "Input sample_weight contains NaN"),
+    ]
+    for weight, message in refused:
+        with pytest.raises(ValueError, match=message):
             fitted.partial_fit(x, y, weight)
     with pytest.raises(ValueError, match="The y parameter must hold 1 targets, got 2"):
         fitted.partial_fit(x, np.stack([y, y], 1))

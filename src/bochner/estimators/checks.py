@@ -1,6 +1,7 @@
 """Checks of arguments: every error names the argument that cannot be used."""
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator
 from numbers import Integral, Real
@@ -51,9 +52,13 @@ def as_numpy(value: Any) -> Any:
 
 def check_number(argument: str, value: object, low: float, high: float, expected: str) -> float:
     """A real number between two limits, which are left out."""
-    if not isinstance(value, Real) or isinstance(value, bool | np.bool_) or not low < value < high:
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool | np.bool_) else math.nan
+    except OverflowError:  # of an enormous integer
+        number = math.inf
+    if not low < number < high:
         raise ValueError(f"The {argument} parameter must {expected}, got {value!r} instead.")
-    return float(value)
+    return number
 
 
 def check_widths(sizes: object) -> None:

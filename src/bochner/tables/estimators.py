@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from bochner.errors import unknown_name
 from bochner.estimators import StationaryClassifier, StationaryRegressor
+from bochner.estimators.checks import as_numpy, check_row_weights, check_same_rows, named_errors
 from bochner.tables.errors import TableError
 from bochner.tables.table import Signs, Table
 from bochner.tables.targets import Target
@@ -172,15 +173,17 @@ def as_series(y: Any, name: str) -> pd.Series:
     """A target as a Series; a ValueError where it has several columns."""
     if isinstance(y, pd.Series):
         return y if y.name is not None else y.rename(name)
-    values = np.asarray([] if y is None else y)
-    if values.ndim > 1 and values.shape[1:] != (1,):
-        raise ValueError(f"y must have one column, got an array of shape {values.shape} instead.")
-    return pd.Series(values.ravel(), name=name)
+    with named_errors("y"):
+        values = np.asarray([] if y is None else as_numpy(y))
+        if values.ndim > 1 and values.shape[1:] != (1,):
+            raise ValueError(f"y must have one column, got an array of shape {values.shape} instead.")
+        return pd.Series(values.ravel(), name=name)
 
 
 def as_frame(X: Any) -> pd.DataFrame:
     """A DataFrame whose columns have different names; an array's columns are called 0, 1 and so on."""
-    frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(X if isinstance(X, dict) else np.asarray(X))
+    with named_errors("X"):
+        frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(X if isinstance(X, dict) else np.asarray(as_numpy(X)))
     names = [str(name) for name in frame.columns]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -231,8 +234,9 @@ class TableRegressor(RegressorMixin, _TableEstimator):
     def numbers(self, X: Any, y: Any) -> np.ndarray:
         """Targets as numbers, written as in training or with another decimal sign."""
         check_is_fitted(self, "estimator_")
-        series = as_series(y, self.target_.name)
-        frame = as_frame(X).reset_index(drop=True).assign(**{self.target_.name: series.to_numpy()})
+        series, frame = as_series(y, self.target_.name), as_frame(X)
+        check_same_rows(len(frame), len(series))
+        frame = frame.reset_index(drop=True).assign(**{self.target_.name: series.to_numpy()})
         return self.table_.adapted_target(frame, self.target_)[0].values(series)[0]
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
@@ -241,7 +245,7 @@ class TableRegressor(RegressorMixin, _TableEstimator):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R² of the predictions."""
-        return float(super().score(X, self.numbers(X, y), sample_weight))
+        return self._inner.score(self.clean(X), self.numbers(X, y), sample_weight)
 
 
 class TableClassifier(ClassifierMixin, _TableEstimator):
@@ -281,7 +285,8 @@ class TableClassifier(ClassifierMixin, _TableEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        chosen = self.predict_proba(X).argmax(1)
+        return self.classes_[chosen]
 
     def labels(self, y: Any) -> np.ndarray:
         """Labels in the spelling in which they were learnt; unknown labels stay as they are.
@@ -289,7 +294,7 @@ class TableClassifier(ClassifierMixin, _TableEstimator):
         Raises:
             TableError: All of them are missing.
         """
-        series = pd.Series(np.asarray(y).ravel())
+        series = as_series(y, self.target_.name)
         texts, missing = self.target_.values(series)
         if missing.all():
             raise TableError(f"The target '{self.target_.name}' is missing in every row.")
@@ -304,5 +309,7 @@ class TableClassifier(ClassifierMixin, _TableEstimator):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy of the predictions; a label that training did not have counts as wrong."""
-        right = [bool(a == b) for a, b in zip(self.predict(X).tolist(), self.labels(y).tolist(), strict=True)]
-        return float(np.average(right, weights=sample_weight))
+        predicted, labels = self.predict(X).tolist(), self.labels(y).tolist()
+        check_same_rows(len(predicted), len(labels))
+        weight = check_row_weights(sample_weight, len(labels))
+        return float(np.average([bool(a == b) for a, b in zip(predicted, labels, strict=True)], weights=weight))
