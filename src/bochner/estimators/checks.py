@@ -99,8 +99,6 @@ def check_row_weights(sample_weight: Any, rows: int) -> np.ndarray:
         weight = as_numpy(sample_weight)
         weight = _check_sample_weight(weight, np.zeros((rows, 1)), dtype=np.float64, ensure_non_negative=True)
         positive = weight[weight > 0]
-        if not len(positive):
-            raise ValueError("The sample_weight parameter must be positive for at least 2 rows, got 0.")
         if positive.min() < 1 / MAX_WEIGHT or positive.max() > MAX_WEIGHT:
             raise ValueError(
                 f"The sample_weight parameter must hold 0 or numbers from {1 / MAX_WEIGHT:g} to {MAX_WEIGHT:g}, got numbers from "

@@ -3,6 +3,10 @@
 All networks of a table are trained together as one stack, each without one part of the rows, on the log joint density of a
 network with a periodic layer. Then their periodic and output layers are dropped. A head of infinite width, which learns from all
 rows, takes their place.
+
+Beside its columns a network sees intervals of them: the piecewise linear encoding of Gorishniy et al. (2022), by ``Intervals`` and
+not by scikit-learn's ``SplineTransformer(degree=1, knots="quantile")``. The knots of ``Intervals`` are quantiles of the distinct
+values, so that columns with few values are divided too. And it is a torch layer, which is stored with the network.
 """
 
 import math

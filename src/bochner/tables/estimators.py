@@ -183,7 +183,9 @@ def as_series(y: Any, name: str) -> pd.Series:
 def as_frame(X: Any) -> pd.DataFrame:
     """A DataFrame whose columns have different names; an array's columns are called 0, 1 and so on."""
     with named_errors("X"):
-        frame = X if isinstance(X, pd.DataFrame) else pd.DataFrame(X if isinstance(X, dict) else np.asarray(as_numpy(X)))
+        frame = (
+            X if isinstance(X, pd.DataFrame) else pd.DataFrame(X if isinstance(X, dict) else np.asarray(as_numpy(X)))
+        )
     names = [str(name) for name in frame.columns]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
