@@ -80,7 +80,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if name in REAL_SETTINGS:
-                if not isinstance(value, Real) or isinstance(value, bool) or not 0 < value < 1e300:
+                least = 0 if name == "member_floor" else 1e-300
+                if not isinstance(value, Real) or isinstance(value, bool) or not least <= value < 1e300:
                     raise ValueError(f"The {name} of Settings must be a positive number, got {value!r} instead.")
             else:
                 least = 2 if name in ("folds", "folds_large") else 0 if name in COUNTS_FROM_ZERO else 1
