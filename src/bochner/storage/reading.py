@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.estimators.classification import ClassMixture
-from bochner.estimators.columns import FARTHEST, Column, Columns
+from bochner.estimators.columns import MAX_INPUT, Column, Columns
 from bochner.estimators.novelty import Novelty
 from bochner.estimators.regression import RegressionMixture
 from bochner.estimators.spread import Spread
@@ -35,8 +35,8 @@ TRIAL_INPUTS = (
     1.0,
     -1.0,
     10.0,
-    FARTHEST,
-    -FARTHEST,
+    MAX_INPUT,
+    -MAX_INPUT,
 )  # of the rows that every model must predict finite numbers for
 TRIAL_QUANTILES = (0.01, 0.5, 0.99)
 

@@ -52,12 +52,12 @@ MAX_LABEL_CHARACTERS = (
 # predict other numbers, so it is refused.
 CONSTANTS = {
     "kernel jitter": features.JITTER,
-    "class curvature": heads.CURVATURE,
-    "columns past networks": extractors.PASSED,
-    "farthest input": columns.FARTHEST,
-    "widest spread": spread.WIDEST,
-    "largest mapped target": targets.LARGEST_LOG,
-    "quadrature nodes": targets.NODES,
+    "class curvature": heads.MAX_CURVATURE,
+    "columns past networks": extractors.BYPASS_DIVISOR,
+    "farthest input": columns.MAX_INPUT,
+    "widest spread": spread.MAX_LOG_FACTOR,
+    "largest mapped target": targets.MAX_LOG,
+    "quadrature nodes": targets.QUADRATURE_NODES,
 }
 SHARE = number(0.0, 1.0)
 POSITIVE = number(1e-60, 1e60)
