@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 STAMP = .venv/.installed
 
-.PHONY: setup demo test test-slow check bench docs clean
+.PHONY: setup demo test test-slow test-gpu test-lowest fuzz check bench docs clean
 
 setup: $(STAMP)
 
@@ -25,6 +25,20 @@ test: setup
 
 test-slow: setup
 	@$(BIN)/python -m pytest -m slow
+
+# What only CUDA shows; without a GPU every test is skipped with its reason.
+test-gpu: setup
+	@$(BIN)/python -m pytest -m gpu -rs
+
+# The oldest libraries that pyproject.toml allows, beside the torch that is pinned here.
+test-lowest: setup
+	@$(BIN)/python tests/lowest.py
+
+# Hostile files, tables, calls and command lines from generators, a share of the time for each; prints the seed that repeats them.
+FUZZ_SECONDS ?= 300
+FUZZ_SEED ?= $(shell date +%s)
+fuzz: setup
+	@$(BIN)/python tests/fuzz.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 check: setup
 	@$(BIN)/ruff check .
