@@ -151,6 +151,7 @@ def report(
 def demo(out: Out = Path("demo"), seed: Seed = 0) -> None:
     """Fits a ReLU and a stationary network to the same data and shows who is sure far from it: one picture, three lines."""
     from bochner.experiments.demo import run
+    from bochner.reports.demo import demo_sections
     from bochner.reports.page import write
     from bochner.reports.theory import save_figure
 
@@ -162,7 +163,7 @@ def demo(out: Out = Path("demo"), seed: Seed = 0) -> None:
         say(line)
     save_figure(result.figure, folder / "demo.svg")
     keep(folder / "demo.svg")
-    page = write(folder / "report.html", "Networks that know what they do not know", result.sections())
+    page = write(folder / "report.html", "Networks that know what they do not know", demo_sections(result))
     console.print()
     say(f"Picture: {folder / 'demo.svg'}   Report: {page}")
     if has_screen():

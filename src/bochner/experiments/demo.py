@@ -15,7 +15,6 @@ from bochner.layers import StationaryLayer
 from bochner.likelihoods import Categorical
 from bochner.models import Model
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
-from bochner.reports.page import Section
 
 FAR_DISTANCE = 10.0  # distance from the middle of the data, which end at about 2
 LARGEST_DISTANCE = 20.0  # largest distance in the picture
@@ -55,13 +54,6 @@ class Demo:
             f"At distance {FAR_DISTANCE:g}, where nothing was seen, {far}, and 0.50 means 'I do not know'.",
             f"The stationary network flags {strange} of the rows there as unlike its data, and {ordinary} of new ordinary rows.",
         ]
-
-    def sections(self) -> list[Section]:
-        """The report: the lines and the picture."""
-        caption = (
-            "How sure each network is of its class: over the plane, and against the distance (mean of all directions)"
-        )
-        return [Section("Who is sure far from the data?", "\n\n".join(self.lines()), None, (self.figure,), (caption,))]
 
 
 def arc_data(seed: int) -> tuple[np.ndarray, np.ndarray]:
