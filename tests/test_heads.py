@@ -1,5 +1,7 @@
 """Features and heads of the estimators, against dense Gaussian processes, logistic regression and refits."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -366,3 +368,31 @@ def test_the_number_of_threads_comes_back(wanted):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(own)
+
+
+def test_threads_that_overlap_each_work_on_one_and_get_their_number_back():
+    """The second enters while the first is inside, and leaves after it."""
+    before = torch.get_num_threads()
+    entered, left, seen = threading.Event(), threading.Event(), []
+
+    def second() -> None:
+        with one_thread():
+            seen.append(torch.get_num_threads())
+            entered.set()
+            assert left.wait(30)
+            seen.append(torch.get_num_threads())
+        seen.append(torch.get_num_threads())
+
+    other = threading.Thread(target=second)
+    try:
+        torch.set_num_threads(2)
+        with one_thread():
+            other.start()
+            assert entered.wait(30)
+        assert torch.get_num_threads() == 2
+        left.set()
+        other.join()
+        assert seen == [1, 1, 2]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

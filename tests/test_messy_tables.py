@@ -223,10 +223,10 @@ def test_raw_cells_cost_nothing_beside_clean_ones():
 
 
 def test_parameters_are_those_of_the_estimators_and_drop():
-    """They are written once, in the estimators, and the names are those that scikit-learn reads."""
+    """With the same defaults, so that a table is fitted as its numbers would be."""
     for kind, inner in ((TableRegressor, StationaryRegressor), (TableClassifier, StationaryClassifier)):
         assert kind().get_params() == {**inner().get_params(), "drop": ()}
         changed = kind(drop=["a"], budget=3.0, false_alarm=0.1)
         assert clone(changed).get_params() == {**inner().get_params(), "drop": ["a"], "budget": 3.0, "false_alarm": 0.1}
-        with pytest.raises(TypeError, match=r"keyword parameter must be one of drop, .* got 'bugdet' .* mean 'budget'"):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'bugdet'"):
             kind(bugdet=3.0)

@@ -139,6 +139,7 @@ class GaussianPredictive(Predictive):
 def joined(parts: Sequence[Answer]) -> Answer:
     """One predictive distribution of the rows of several."""
     first = parts[0]
+    assert isinstance(first, GaussianPredictive | CategoricalPredictive)
     if isinstance(first, GaussianPredictive):
         rows = {"mean": -2, "f_variance": -2} | ({} if first.samples is None else {"samples": -2})
     else:

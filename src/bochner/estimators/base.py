@@ -260,7 +260,7 @@ class Stationary(BaseEstimator):
         missing = [name for name in self.feature_names_in_ if name not in X.columns]
         if missing:
             raise ValueError(f"X lacks the column {missing[0]!r} that was there in training.")
-        table = X[list(self.feature_names_in_)].reset_index(drop=True)
+        table = X.loc[:, list(self.feature_names_in_)].reset_index(drop=True)
         check_column_names(table)
         return table
 

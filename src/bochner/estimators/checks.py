@@ -64,7 +64,7 @@ def check_number(argument: str, value: object, low: float, high: float, expected
 def check_widths(sizes: object) -> None:
     """Raises a ValueError unless these are widths of hidden layers that fit into memory."""
     if not isinstance(sizes, tuple | list) or not all(
-        isinstance(width, Integral) and not isinstance(width, bool) and width > 0 for width in sizes
+        isinstance(width, Integral) and not isinstance(width, bool) and int(width) > 0 for width in sizes
     ):
         raise ValueError(
             f"The hidden_layer_sizes parameter must be a tuple of positive widths, such as (100, 25), got {sizes!r} instead."

@@ -58,6 +58,9 @@ class StationaryRegressor(RegressorMixin, Stationary):
     """
 
     mixtures_: list[RegressionMixture]
+    prior_std_: Any
+    noise_: Any
+    log_marginal_likelihood_: float
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -165,7 +165,7 @@ class PublishedLaplace:
                 rows[tap.name] = tap.rows(args[0])[:, 0]
 
             def move(
-                _: nn.Module, __: object, f: Tensor, tap: Tap = tap, factors: tuple[Tensor, ...] = (a, b, z)
+                _: nn.Module, __: object, f: Tensor, tap: Tap = tap, factors: tuple[Tensor, Tensor, Tensor] = (a, b, z)
             ) -> Tensor:
                 return f + _change(tap, rows[tap.name], *factors, shrink)
 

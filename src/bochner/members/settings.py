@@ -7,9 +7,10 @@ under the member decides its weight.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
+from numbers import Integral
 from typing import TYPE_CHECKING
 
+import numpy as np
 from torch import Tensor
 
 from bochner.members.budget import Clock
@@ -81,7 +82,11 @@ class Settings:
         for name, value in vars(self).items():
             if name in REAL_SETTINGS:
                 least = 0 if name == "member_floor" else 1e-300
-                if not isinstance(value, Real) or isinstance(value, bool) or not least <= value < 1e300:
+                if (
+                    not isinstance(value, int | float | np.number)
+                    or isinstance(value, bool)
+                    or not least <= value < 1e300
+                ):
                     raise ValueError(f"The {name} of Settings must be a positive number, got {value!r} instead.")
             else:
                 least = 2 if name in ("folds", "folds_large") else 0 if name in COUNTS_FROM_ZERO else 1

@@ -1,6 +1,5 @@
 """Estimators for tables as they are: TableRegressor and TableClassifier, which understand columns and pass numbers on."""
 
-import inspect
 import time
 from collections.abc import Iterable, Sequence
 from numbers import Number
@@ -11,14 +10,11 @@ import pandas as pd
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from bochner.errors import unknown_name
-from bochner.estimators import StationaryClassifier, StationaryRegressor
+from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.estimators.checks import as_numpy, check_row_weights, check_same_rows, named_errors
 from bochner.tables.errors import TableError
 from bochner.tables.table import Signs, Table
 from bochner.tables.targets import Target
-
-SHARED_PARAMETERS = inspect.signature(StationaryRegressor).parameters  # which the estimators for tables pass on
 
 
 class _TableEstimator(BaseEstimator):
@@ -27,22 +23,31 @@ class _TableEstimator(BaseEstimator):
     table_: Table
     target_: Target
     estimator_: Any
-    budget: float | None
-    verbose: bool
     _kind: Any
     _task: str
 
-    def __init__(self, *, drop: Sequence[str] = (), **parameters: Any) -> None:
-        if unknown := [name for name in parameters if name not in SHARED_PARAMETERS]:
-            raise TypeError(unknown_name("keyword", unknown[0], ["drop", *SHARED_PARAMETERS]))
+    def __init__(
+        self,
+        *,
+        drop: Sequence[str] = (),
+        kernel: Any = ("matern32", "rbf"),
+        hidden_layer_sizes: tuple[int, ...] = (200, 200, 25),
+        false_alarm: float = 0.05,
+        device: str = "auto",
+        random_state: Any = None,
+        verbose: bool = False,
+        settings: Settings | None = None,
+        budget: float | None = None,
+    ) -> None:
         self.drop = drop
-        for name, parameter in SHARED_PARAMETERS.items():
-            setattr(self, name, parameters.get(name, parameter.default))
-
-    # scikit-learn reads the names of the parameters, for clone and get_params, from the signature.
-    __init__.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
-        [*list(inspect.signature(__init__).parameters.values())[:2], *SHARED_PARAMETERS.values()]
-    )
+        self.kernel = kernel
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.false_alarm = false_alarm
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+        self.settings = settings
+        self.budget = budget
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

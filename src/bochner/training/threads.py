@@ -10,43 +10,48 @@ import torch
 ONE_THREAD_ROWS = 20_000  # largest number of rows whose products are computed on one thread
 
 
-class _Threads:
-    """How many callers want one thread at this moment, and the process's own number of threads."""
+class _Callers:
+    """How many callers want one thread at this moment, in the process and in this thread; and the process's own number."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.callers = 0
-        self.before = 1
+        self.count = 0
+        self.threads_before = 1
+        self.depth = threading.local()  # torch keeps a number of threads for each thread of Python
 
 
-_threads = _Threads()
+_callers = _Callers()
 
 
 @contextlib.contextmanager
 def one_thread(wanted: bool = True) -> Iterator[None]:
-    """Runs torch on one thread, in the whole process; its earlier number of threads comes back when the last caller leaves."""
-    threads = _threads
+    """Runs torch on one thread in this thread of Python; the number of before comes back at the end."""
+    callers = _callers
     if not wanted:
         yield
         return
-    with threads.lock:
-        if threads.callers == 0:
-            threads.before = torch.get_num_threads()
+    depth = getattr(callers.depth, "value", 0)
+    with callers.lock:
+        if callers.count == 0:
+            callers.threads_before = torch.get_num_threads()
+        callers.count += 1
+        if depth == 0:
             torch.set_num_threads(1)
-        threads.callers += 1
+    callers.depth.value = depth + 1
     try:
         yield
     finally:
-        with threads.lock:
-            threads.callers -= 1
-            if threads.callers == 0 and threads is _threads:  # not in a process that was forked meanwhile
-                torch.set_num_threads(threads.before)
+        callers.depth.value = depth
+        with callers.lock:
+            callers.count -= 1
+            if depth == 0 and callers is _callers:  # not in a process that was forked meanwhile
+                torch.set_num_threads(callers.threads_before)
 
 
 def _forget_callers() -> None:
     """Starts anew in a forked process, where no other thread is left; one of them may have held the lock."""
-    global _threads
-    _threads = _Threads()
+    global _callers
+    _callers = _Callers()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
