@@ -43,8 +43,7 @@ def test_files_that_ask_for_much_memory_or_time_get_little(made, tmp_path):
     for name, change, data in large_forgeries(made):
         (tmp_path / "large").write_bytes(data)
         found.append((judge(tmp_path / "large", made[name]), change))
-    assert [one for one in found if one[0] not in ("refused", "right")] == []
-    assert [one for one in found if one[0] == "right"] == [("right", "hidden layers")]  # widths of a network never made
+    assert [one for one in found if one[0] != "refused"] == []
 
 
 @pytest.mark.parametrize("size", [2**30, 3 * 2**30])

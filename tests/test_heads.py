@@ -177,7 +177,7 @@ def test_an_update_is_a_fit_to_all_rows():
     weight = np.linspace(0.5, 2, 50)
     first = gaussian(x[:30], y[:30], weight[:30], anchors=x[:15])
     before = first.predict(new)[0].clone()
-    later = first.update(rows_of(x[30:], y[30:], weight[30:]))
+    later = first.updated(rows_of(x[30:], y[30:], weight[30:]))
     whole = gaussian(x, y, weight, anchors=x[:15])
     torch.testing.assert_close(later.mean, whole.mean)
     torch.testing.assert_close(later.factor, whole.factor)

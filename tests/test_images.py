@@ -111,7 +111,7 @@ def test_digit_net_has_the_stated_layers():
     net = digit_net(28)
     assert net(torch.zeros(2, 1, 28, 28)).shape == (2, 25)
     assert sum(p.numel() for p in net.parameters()) == 32 * 10 + 64 * 289 + 25 * 9217
-    with pytest.raises(ValueError, match="side parameter must be at least 6, got 5"):
+    with pytest.raises(ValueError, match="side parameter must be an integer of at least 6, got 5"):
         digit_net(5)
 
 

@@ -14,6 +14,14 @@ from bochner.files import replacing, write_text
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and forks are of POSIX")
 
 
+@pytest.fixture(autouse=True)
+def _heed_interrupts():
+    """Commands heed Ctrl-C as in a terminal: a process started in the background of a shell ignores it, and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def python(*words, **options):
     return subprocess.Popen(
         [sys.executable, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
