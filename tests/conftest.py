@@ -1,7 +1,12 @@
+import os
+
 import pytest
 import torch
 
-from browser import browser as browser  # a fixture for all tests
+# JAX compiles in two thirds of the time without most optimisations; it reads this when it is imported.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+
+from browser import browser as browser
 
 
 def pytest_collection_modifyitems(items):

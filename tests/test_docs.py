@@ -1,11 +1,13 @@
 """What the pages show and what the examples do. Links are checked in test_experiments.py."""
 
+import contextlib
 import importlib.util
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -112,25 +114,27 @@ def test_the_readme_is_short_and_has_its_parts():
         assert part in text, part
 
 
-def test_the_examples_run(tmp_path):
-    """Two at a time: each is a process on one thread."""
-    assert EXAMPLES == ["banana", "regression_1d", "streaming", "swap_head", "table_csv", "trained_network"]
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What each example prints, run in this process in a folder of its own."""
+    texts = {}
     for name in EXAMPLES:
-        (tmp_path / name).mkdir()
-    with ThreadPoolExecutor(2) as pool:
-        ends = pool.map(
-            lambda name: run("-W", "error", str(ROOT / "examples" / f"{name}.py"), folder=tmp_path / name, seconds=300),
-            EXAMPLES,
-        )
-        ends = dict(zip(EXAMPLES, ends, strict=True))
-    for name, end in ends.items():
-        assert end.returncode == 0, f"{name}: {end.stderr}"
-        assert end.stdout.strip(), name
-        assert [path.name for path in (tmp_path / name).iterdir()] == FIGURES.get(name, []), name
-    flags = [line.rsplit(",", 1)[1] for line in ends["table_csv"].stdout.splitlines() if line.count(",") > 4]
+        folder, output = tmp_path_factory.mktemp(name), io.StringIO()
+        with contextlib.chdir(folder), contextlib.redirect_stdout(output):
+            runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+        assert [path.name for path in folder.iterdir()] == FIGURES.get(name, []), name
+        texts[name] = output.getvalue()
+    return texts
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_examples_run(printed):
+    assert EXAMPLES == ["banana", "regression_1d", "streaming", "swap_head", "table_csv", "trained_network"]
+    assert all(text.strip() for text in printed.values())
+    flags = [line.rsplit(",", 1)[1] for line in printed["table_csv"].splitlines() if line.count(",") > 4]
     assert flags[-1] == "True", "the palace is unlike the flats"
     # Mean probability of the chosen class, far from the arcs: ReLU is surer than the stationary network.
-    far = {words[0]: float(words[2]) for words in map(str.split, ends["banana"].stdout.splitlines()) if "far" in words}
+    far = {words[0]: float(words[2]) for words in map(str.split, printed["banana"].splitlines()) if "far" in words}
     assert far["paired"] < 0.7 < far["relu"]
 
 
