@@ -22,7 +22,6 @@ TESTS = (
     "frequencies",
     "layers",
     "predictive",
-    "metrics",
     "closed_form",
     "columns",
     "tuning",
