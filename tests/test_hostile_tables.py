@@ -274,6 +274,8 @@ def test_raw_errors_have_become_words():
         TableRegressor().predict(x)
     with pytest.raises(NotFittedError):
         TableClassifier().predict_proba(x)
+    with pytest.raises(NotFittedError):
+        TableClassifier().labels(y)
     with pytest.raises(ValueError, match=r"y must have one column, got an array of shape \(60, 2\) instead"):
         TableRegressor(**QUICK).fit(x, np.ones((60, 2)))
     model = TableRegressor(**QUICK).fit(x.to_dict("list"), y.to_numpy()[:, None])

@@ -199,6 +199,11 @@ def test_a_refused_fit_changes_nothing():
         TableRegressor(**QUICK, drop=["kmm"]).fit(x, y)
     with pytest.raises(ValueError, match="must be a list of names, got 'km' instead"):
         TableRegressor(**QUICK, drop="km").fit(x, y)
+    with pytest.raises(ValueError, match="drop parameter must be a list of names, got None instead"):
+        TableRegressor(**QUICK, drop=None).fit(x, y)
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    fitted = TableRegressor(**QUICK, drop=[1]).fit(rows, rows[:, 0])  # an array's columns are called 0, 1 and so on
+    assert fitted.summary_[1] == "1: dropped, as asked"
     with pytest.raises(ValueError, match="got 40 and 39 instead"):
         TableRegressor(**QUICK).fit(x, y[1:])
     with pytest.raises(TableError, match=r"lacks the column 'km' .* It has 'Km'"):

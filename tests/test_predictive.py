@@ -118,6 +118,10 @@ def test_predictive_bad_arguments():
         CategoricalPredictive.from_logits([])
     with pytest.raises(ValueError, match="targets y must be integer class labels"):
         CategoricalPredictive.from_logits([torch.zeros(3, 2)]).log_prob(torch.zeros(3))
+    stack = CategoricalPredictive.from_logits([torch.zeros(2, 5, 3)])
+    assert stack.log_prob(torch.zeros(5, dtype=torch.int64)).shape == (2, 5)
+    with pytest.raises(ValueError, match=r"targets y must be integer class labels, .* shape \(3, 5\)"):
+        stack.log_prob(torch.zeros(3, 5, dtype=torch.int64))
 
 
 def test_regression_metrics():

@@ -2,6 +2,9 @@
 
 import datetime as dt
 import io
+import os
+import subprocess
+import sys
 from decimal import Decimal
 
 import numpy as np
@@ -220,6 +223,28 @@ def test_what_text_cannot_hold_is_refused(tmp_path):
     ):
         take(piece, {"new": np.zeros(1)})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "t.parquet"]
+
+
+def test_a_table_on_standard_output_keeps_its_letters_whatever_that_knows(model, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("km,note\n1000,zürich\n2000,łódź\n", encoding="utf-8")
+    end = subprocess.run(
+        [sys.executable, "-m", "bochner.cli", "predict", str(model), str(path), "--out", "-"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        check=True,
+    )
+    assert [line.split(",")[1] for line in end.stdout.decode().splitlines()] == ["note", "zürich", "łódź"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_no_row_that_can_be_used_is_an_error_and_no_file(model, suffix, tmp_path):
+    path, out = tmp_path / "t.csv", tmp_path / f"o{suffix}"
+    path.write_text("km,note\n1000\n2000\n", encoding="utf-8")
+    result = CliRunner().invoke(app, ["predict", str(model), str(path), "--out", str(out), "--skip-bad-rows"])
+    assert result.exit_code == 1
+    assert "2 rows that cannot be used; no other row is there; correct them:\nline 2: 1 cells" in result.stderr
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_nameless_index_of_pandas_is_no_column_and_is_kept(tmp_path):

@@ -446,6 +446,20 @@ def test_a_missing_gpu_is_not_blamed_on_the_file(saved):
         load(saved["regression"][1], device="cuda")
 
 
+def test_a_wrong_device_is_not_blamed_on_the_file(saved):
+    with pytest.raises(ValueError, match=r"^The device parameter must be one of auto, cpu, cuda, got 'gpu' instead"):
+        load(saved["regression"][1], device="gpu")
+
+
+def test_too_little_memory_is_not_blamed_on_the_file(saved, monkeypatch):
+    def build(*_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("bochner.storage.models.build_estimator", build)
+    with pytest.raises(RuntimeError, match=r"^DefaultCPUAllocator"):
+        load(saved["regression"][1])
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_fitted_estimators_can_be_copied_and_pickled(name, saved):
     estimator, _ = saved[name]

@@ -222,6 +222,7 @@ class CategoricalPredictive(Predictive):
         """Log probability of each class label, (..., n) integers."""
         shape, classes = self.log_probabilities.shape[:-1], self.log_probabilities.shape[-1]
         fits = is_dense(y) and 0 < y.ndim <= len(shape) and y.shape[-1] == shape[-1]
+        fits = fits and all(own in (1, size) for own, size in zip(y.shape[::-1], shape[::-1], strict=False))
         if not fits or y.is_floating_point():
             raise ValueError(f"The targets y must be integer class labels, one per row, got {described(y)} instead.")
         y = finite_tensor("y", y).to(self.log_probabilities.device, torch.int64)

@@ -14,7 +14,7 @@ from bochner.files import write_text
 from bochner.reports.model import Collected, Heading, Rows, measured_report, predicted_report
 from bochner.storage import load, save
 from bochner.tables import fitting
-from bochner.tables.errors import TableError, listed
+from bochner.tables.errors import listed
 from bochner.tables.reading import BadRow, Source, open_table, read_table
 from bochner.tables.table import Changes
 from bochner.tables.writing import check_output_kind, write_bad_rows, writer
@@ -144,7 +144,7 @@ def predict_file(files: Files, model: Path, *, coverage: float, device: str) -> 
     done.written = [files.out]
     if listed_at := _list_bad(files, source.bad):
         done.notes.append(f"{len(source.bad)} rows cannot be used and are left out: {listed_at[0]}")
-    if collected is not None and done.rows:
+    if collected is not None:
         heading = Heading(f"{files.table.name}: {estimator.target_.name}", source.unit, done.notes)
         page = predicted_report(estimator, collected, heading, coverage=coverage)
         done.written.append(write_page(files, page))
@@ -163,16 +163,14 @@ def _predict_pieces(
     done = Predicted(
         notes=[*source.notes, *([f"columns that the model does not use: {listed(extra)}"] if extra else [])]
     )
-    changes, pieces = Changes(), source.pieces()
+    changes, pieces = Changes(), (piece for piece in source.pieces() if piece.places)
     first = next(pieces, None)
-    if first is None and not source.bad:
-        raise TableError(f"{source.path} has column names but no rows.")
-    decimal = "."
-    if first is not None:
-        table, written = table.adapted(first.texts)
-        done.notes += written
-        decimal = table.signs(first.texts)[1] or "."
-    pieces = itertools.chain([] if first is None else [first], pieces)
+    if first is None:
+        source.raise_empty()
+    table, written = table.adapted(first.texts)
+    done.notes += written
+    decimal = table.signs(first.texts)[1] or "."
+    pieces = itertools.chain([first], pieces)
     del first  # a piece is in memory no longer than it is worked on
     assert files.out is not None
     with writer(files.out, source, decimal) as take:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from bochner.errors import one_of
+from bochner.estimators.base import DEVICES
 from bochner.storage.container import (
     Json,
     ModelFileError,
@@ -71,6 +73,7 @@ def load(path: str | Path, *, device: str = "auto", key: bytes | None = None) ->
             where there is none.
     """
     path = Path(path)
+    one_of("device", device, DEVICES)
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("The device parameter asks for a GPU ('cuda'), but torch sees none; use device='cpu'.")
     with open_container(path, key) as container:
@@ -85,6 +88,8 @@ def load(path: str | Path, *, device: str = "auto", key: bytes | None = None) ->
         except ModelFileError:
             raise
         except (ValueError, ArithmeticError, RuntimeError) as error:
+            if "allocate" in str(error):  # too little memory, which is no fault of the file
+                raise
             raise damaged(path, error) from error
     about = {name: content[name] for name in ("format", "bochner", "torch")}
     return SavedModel(estimator, about | {"estimator": type(estimator).__name__, "bytes": container.size})

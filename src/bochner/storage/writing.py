@@ -27,7 +27,7 @@ def estimator_parts(estimator: Any) -> tuple[Json, Tensors]:
         table = {
             "columns": estimator.table_.to_json(),
             "target": estimator.target_.to_json(),
-            "drop": list(estimator.drop),
+            "drop": list(map(str, estimator.drop)),
         }
         estimator = estimator.estimator_
     content: Json = versions() | {

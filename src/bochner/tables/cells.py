@@ -5,6 +5,7 @@ separately, so that 01/02 and 13/02 in one column are read in different orders, 
 """
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
 from decimal import Decimal
@@ -90,9 +91,11 @@ PLAIN_NUMBER = re.compile(r"[-+]?(?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][-+
 def plain_form(text: str, decimal: str = ".") -> str:
     """A category or label in the form in which equal ones are equal: no blanks around it, single ones within, and 1 for 1.0.
 
-    Codes such as 007 stay. No digit is lost, however many there are.
+    Codes such as 007 stay. No digit is lost, however many there are. é is one letter, though some programs write an e and an accent.
     """
     plain = " ".join(text.split())
+    if not plain.isascii():
+        plain = unicodedata.normalize("NFC", plain)
     number = plain.replace(decimal, ".")
     if PLAIN_NUMBER.fullmatch(number) is None or (plain[0] == "0" and plain.isdigit()):
         return plain

@@ -56,7 +56,7 @@ class _TableEstimator(BaseEstimator):
 
     def check_parameters(self) -> None:
         """Raises a ValueError that names the first parameter that cannot be used."""
-        if isinstance(self.drop, str):
+        if isinstance(self.drop, str) or not isinstance(self.drop, Iterable):
             raise ValueError(f"The drop parameter must be a list of names, got {self.drop!r} instead.")
         self._make().check_parameters()
 
@@ -78,14 +78,14 @@ class _TableEstimator(BaseEstimator):
         """
         began = time.perf_counter()
         self.check_parameters()
-        frame, problems = as_frame(X), []
-        if unknown := [name for name in self.drop if name not in map(str, frame.columns)]:
+        frame, problems, drop = as_frame(X), [], list(map(str, self.drop))
+        if unknown := [name for name in drop if name not in map(str, frame.columns)]:
             problems.append(f"The drop parameter must name columns of X, got {unknown[0]!r} instead.")
         series = as_series(y, "y")
         if len(series) != len(frame):
             raise ValueError(f"X and y must have the same number of rows, got {len(frame)} and {len(series)} instead.")
         target, table, values = None, None, np.zeros(0)
-        signs = Signs.learn(frame, self.drop, series)
+        signs = Signs.learn(frame, drop, series)
         try:
             target = Target.learn(str(series.name or "y"), series, self._task, signs.decimal)
             values, bad = target.values(series)
@@ -98,7 +98,7 @@ class _TableEstimator(BaseEstimator):
         except TableError as error:
             problems += error.problems
         try:
-            table = Table.learn(frame, self.drop, signs)
+            table = Table.learn(frame, drop, signs)
         except TableError as error:
             problems += error.problems
         if problems or table is None or target is None:
@@ -301,6 +301,7 @@ class TableClassifier(ClassifierMixin, _TableEstimator):
         Raises:
             TableError: All of them are missing.
         """
+        check_is_fitted(self, "estimator_")
         series = as_series(y, self.target_.name)
         texts, missing = self.target_.values(series)
         if missing.all():

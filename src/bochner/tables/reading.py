@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, NoReturn, Optional
 
 import pandas as pd
 
@@ -103,6 +103,11 @@ class Source:
             count = f"{len(self.bad)} row{'s' * (len(self.bad) > 1)}"
             raise TableError(f"{self.path} has {count} that cannot be used; {remedy}:", *shortened(lines))
 
+    def raise_empty(self) -> NoReturn:
+        """Raises a TableError for a table without a row that can be used."""
+        self.check_bad("no other row is there; correct them")
+        raise TableError(f"{self.path} has column names but no rows.")
+
 
 def open_table(path: Path) -> Source:
     """A table of which the beginning has been read: the column names and, for text, the dialect.
@@ -136,8 +141,7 @@ def read_table(source: Source) -> Piece:
     """A whole table; rows that cannot be used are in ``source.bad``."""
     pieces = list(source.pieces())
     if not any(piece.places for piece in pieces):
-        source.check_bad()
-        raise TableError(f"{source.path} has column names but no rows.")
+        source.raise_empty()
     texts = pd.concat([piece.texts for piece in pieces], ignore_index=True)
     return Piece(texts, [place for piece in pieces for place in piece.places])
 

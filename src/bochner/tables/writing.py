@@ -57,6 +57,8 @@ def writer(out: Path, source: Source, decimal: str) -> Iterator[PieceWriter]:
     """
     dialect = source.dialect or Dialect()
     if out == STDOUT:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a table is UTF-8 there too, whatever letters the screen knows
+            sys.stdout.reconfigure(encoding="utf-8", errors="strict", newline="")
         yield _TextWriter(sys.stdout, source, dialect, decimal)
         return
     with replacing(out) as part:
