@@ -97,6 +97,7 @@ def test_long_numbers_are_different_classes(values, kind):
         ),
         (["1.0", "2.0"], "classification", "2 classes, '1', '2'; '1.0' is read as '1'; '2.0' is read as '2'"),
         (["a", "A", "b"], "classification", "3 classes, 'A', 'a', 'b'; upper and lower case are different classes"),
+        (["\u00e9", "e\u0301", "x"], "classification", "2 classes, 'x', '\u00e9'; 'e\u0301', '\u00e9' are one class"),
         (["y", "YES", "no"], "classification", "2 classes, 'no', 'y'; 'YES', 'y' are one class"),
         (["yes", "no"], "classification", "2 classes, 'no', 'yes'"),
         (["01", "1"], "classification", "2 classes, '01', '1'"),

@@ -91,7 +91,7 @@ PLAIN_NUMBER = re.compile(r"[-+]?(?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][-+
 def plain_form(text: str, decimal: str = ".") -> str:
     """A category or label in the form in which equal ones are equal: no blanks around it, single ones within, and 1 for 1.0.
 
-    Codes such as 007 stay. No digit is lost, however many there are. é is one letter, though some programs write an e and an accent.
+    Codes such as 007 stay. No digit is lost, however many there are. é is one letter, also where it is written as e and an accent.
     """
     plain = " ".join(text.split())
     if not plain.isascii():

@@ -1,8 +1,9 @@
 """The target: whether it is a number or a class, how its cells are read, and which spellings are one class.
 
-One rule holds for labels. Labels are equal where their text is, without blanks around it and with single blanks within; é is one letter however it is written. Labels that
-are numbers are equal where the numbers are: '1', '1.0' and '1e0' are one class. All words for yes are one class where every label
-is a word for yes or no. Nothing else is merged: 'a' and 'A' are two classes. The note of a target says which labels were merged.
+One rule holds for labels. Labels are equal where their text is, without blanks around it and with single blanks within; é is one
+letter however it is written. Labels that are numbers are equal where the numbers are: '1', '1.0' and '1e0' are one class. All words
+for yes are one class where every label is a word for yes or no. Nothing else is merged: 'a' and 'A' are two classes. The note of a
+target says which labels were merged.
 """
 
 from collections.abc import Sequence
@@ -183,7 +184,9 @@ def _describe_mergers(labels: np.ndarray, read: np.ndarray) -> list[str]:
     for label, name in zip(labels.tolist(), read.tolist(), strict=True):
         spellings.setdefault(name, set()).add(label)
     remarks = [
-        f"{listed(sorted(written))} are one class" if len(written) > 1 else f"{listed([*written])} is read as {listed([name])}"
+        f"{listed(sorted(written))} are one class"
+        if len(written) > 1
+        else f"{listed([*written])} is read as {listed([name])}"
         for name, written in sorted(spellings.items())
         if written != {name}
     ]
