@@ -254,6 +254,13 @@ def test_edited_columns_and_maps_of_a_regressor_are_refused(change, message, sav
         load(edited(saved["table"][1], tmp_path / "edited.bochner", change))
 
 
+def test_numbers_without_a_point_are_numbers_however_large(saved, tmp_path):
+    path, x = saved["table"][1], data("table")[0].assign(d="strange")
+    whole = load(edited(path, tmp_path / "whole", lambda c: c.update(unseen=2**63))).estimator
+    point = load(edited(path, tmp_path / "point", lambda c: c.update(unseen=2.0**63))).estimator
+    assert answers(whole, x) == answers(point, x)
+
+
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [

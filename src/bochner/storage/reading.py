@@ -60,7 +60,7 @@ def build_estimator(content: Json, tensors: Tensors, device: str) -> Any:
     """
     estimator = ESTIMATORS[content["estimator"]](**_parameters(content["parameters"]) | {"device": device})
     estimator.check_parameters()
-    columns = Columns(tuple(_column(described) for described in content["columns"]), content["unseen"])
+    columns = Columns(tuple(_column(described) for described in content["columns"]), float(content["unseen"]))
     estimator.columns_, estimator.n_features_in_ = columns, len(columns.columns)
     if content["feature_names"] is not None:
         estimator.feature_names_in_ = np.array(content["feature_names"], dtype=object)
