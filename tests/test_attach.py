@@ -429,6 +429,11 @@ def test_a_file_of_another_network_or_an_edited_one_is_refused(classes, tmp_path
         StationaryHead.load(path, network)
     with pytest.raises(ModelFileError, match="does not exist"):
         StationaryHead.load(tmp_path / "nothing", network)
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"^The network parameter must be an nn.Module, got NoneType instead"):
+        StationaryHead.load(path, None)
+    with pytest.raises(ValueError, match=r"^The network parameter must hold numbers, got a network on torch's meta"):
+        StationaryHead.load(path, copy.deepcopy(network).to("meta"))
 
 
 def test_heads_and_estimators_are_told_apart(classes, tmp_path):

@@ -153,6 +153,10 @@ def write_head(path: Path, head: StationaryHead, key: bytes | None = None) -> Pa
 
 def read_head(path: Path, network: nn.Module, key: bytes | None = None) -> StationaryHead:
     """Reads a head for the network that it was made for; a ModelFileError for any other file or network."""
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"The network parameter must be an nn.Module, got {type(network).__name__} instead.")
+    if any(value.is_meta for value in network.parameters()):
+        raise ValueError("The network parameter must hold numbers, got a network on torch's meta device instead.")
     with open_container(path, key) as container:
         content = container.content
         if content.get("estimator") != KIND:
@@ -165,6 +169,8 @@ def read_head(path: Path, network: nn.Module, key: bytes | None = None) -> Stati
         except ModelFileError:
             raise
         except (ValueError, ArithmeticError, RuntimeError) as error:
+            if "allocate" in str(error):  # too little memory, which is no fault of the file
+                raise
             raise damaged(path, error) from error
 
 
