@@ -26,7 +26,7 @@ TESTS = (
     "columns",
     "tuning",
 )
-TESTS += ("heads", "mixtures", "targets", "storage", "table_files", "package")
+TESTS += ("heads", "mixtures", "targets", "storage", "table_files")
 
 
 def lower_bounds() -> list[str]:
