@@ -303,7 +303,7 @@ def test_parquet_that_cannot_be_read_is_one_line_with_its_name(tmp_path):
     with pytest.raises(TableError, match=r"^.*t\.parquet cannot be read to its end \(.*\)\.$"):
         read_table(open_table(path))
     pq.write_table(pa.table({"at": pa.array([1], pa.timestamp("us", "Mars/Base"))}), path)
-    with pytest.raises(TableError, match=r"^.*t\.parquet cannot be read to its end \(.*zone.*\)\.$"):
+    with pytest.raises(TableError, match=r"^.*t\.parquet cannot be read to its end \(.*(zone|Mars).*\)\.$"):
         read_table(open_table(path))
 
 
