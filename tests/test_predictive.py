@@ -183,3 +183,8 @@ def test_metric_bad_arguments():
         metrics.accuracy([0.5], [[0.5, 0.5]])
     with pytest.raises(ValueError, match=r"AUC needs at least two classes among the labels, got only \[0\]"):
         metrics.auc([0, 0], [[0.5, 0.5], [0.4, 0.6]])
+
+
+def test_a_single_class_is_certain_and_nothing_new():
+    prediction = CategoricalPredictive.from_logits([torch.randn(3, 1, dtype=torch.float64)])
+    torch.testing.assert_close(prediction.ood_score, torch.zeros(3, dtype=torch.float64))

@@ -261,4 +261,4 @@ class CategoricalPredictive(Predictive):
         """
         if self.novelty is not None:
             return self.novelty
-        return (self.entropy / math.log(self.log_probabilities.shape[-1])).clamp(max=1.0)
+        return (self.entropy / math.log(max(2, self.log_probabilities.shape[-1]))).clamp(max=1.0)
