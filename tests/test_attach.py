@@ -511,7 +511,6 @@ class Zero(nn.Module):
         (nn.Sequential(Zero(), nn.Linear(2, 3)), [blobs(50)], {}, "the same for all rows"),
         (nn.Linear(2, 3), [blobs(50)], {"head": "last"}, "must name an nn.Linear of the network"),
         (nn.Linear(2, 3), [blobs(50)], {"task": "labels"}, "must be 'classes' or 'regression', got 'labels'"),
-        (nn.Linear(2, 3), [blobs(50)], {"false_alarm": 2.0}, "between 0 and 1, got 2.0"),
         ("network", [blobs(50)], {}, "must be an nn.Module, got str"),
         (nn.Linear(2, 3), [7], {}, "A batch must be a tensor, .* got int"),
     ],
@@ -528,6 +527,44 @@ def test_values_that_are_not_finite_are_refused_when_predicting(classes):
         head.predict(torch.full((3, 2), torch.nan))
     with pytest.raises(ValueError, match="at least one row"):
         head.ood_score([])
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(5, 3), r"cannot take these inputs, torch.float32 of shape \(5, 3\): "),
+        (torch.zeros(5, 2, dtype=torch.int64), r"cannot take these inputs, torch.int64 of shape \(5, 2\): "),
+        ({"a": torch.zeros(5, 2)}, r"cannot take these inputs, torch.float32 of shape \(5, 2\): .*'a'"),
+    ],
+)
+def test_rows_that_the_network_cannot_take_are_named(x, message, classes):
+    _, head = classes
+    for call in (head.predict, head.ood_score, head.variance_left):
+        with pytest.raises(ValueError, match=message):
+            call(x)
+
+
+def test_too_little_memory_is_no_fault_of_the_rows():
+    class Hungry(nn.Linear):
+        def forward(self, x):
+            if len(x) > 100:
+                raise torch.OutOfMemoryError("tried to allocate 2 TiB")
+            return super().forward(x)
+
+    head = fit(Hungry(2, 3).double(), [blobs(100)])
+    with pytest.raises(torch.OutOfMemoryError):
+        head.predict(blobs(101)[0])
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_a_head_for_another_number_of_outputs_is_refused_when_predicting(length, numbers, tmp_path):
+    network, head = numbers
+    parts = Parts.of(head.save(tmp_path / "head.bochner").read_bytes())
+    for name in ("noise", "centre", "spread"):
+        parts.content["answer"][name] = [1.0] * length
+    (tmp_path / "head.bochner").write_bytes(parts.data())
+    with pytest.raises(ValueError, match=f"made for a network with {length} outputs, but the network gives 2"):
+        StationaryHead.load(tmp_path / "head.bochner", network).predict(wave(5)[0])
 
 
 def test_a_softmax_at_the_end_is_passed_over_where_the_layer_is_named():
@@ -599,6 +636,20 @@ def test_the_threshold_holds_its_promise_with_few_known_rows(share):
     assert np.mean(flagged) < share + 0.01
     few = Novelty.of([torch.from_numpy(rng.normal(size=10))])
     assert few.threshold(0.05) == 1.0
+
+
+def test_another_share_of_false_alarms_changes_the_threshold_alone(classes, tmp_path):
+    network, head = classes
+    stricter = head.with_false_alarm(0.01)
+    rows = blobs(2000, 5)[0]
+    torch.testing.assert_close(stricter.ood_score(rows), head.ood_score(rows), rtol=0, atol=0)
+    assert (head.false_alarm, stricter.false_alarm) == (0.05, 0.01)
+    assert float((stricter.ood_score(rows) > stricter.threshold).double().mean()) == pytest.approx(0.01, abs=0.01)
+    stricter.save(tmp_path / "head.bochner")
+    assert StationaryHead.load(tmp_path / "head.bochner", network).threshold == stricter.threshold > head.threshold
+    for share in (2.0, 0, "few"):
+        with pytest.raises(ValueError, match=f"share parameter must lie between 0 and 1, got {share!r} instead"):
+            head.with_false_alarm(share)
 
 
 def test_a_constant_target_and_targets_in_other_units():

@@ -41,7 +41,7 @@ def whole_number(name: str, value: Any, least: int = 1) -> int:
 def _as_float(value: Any) -> float:
     """The value of a real number or of a tensor with no dimensions; NaN for everything else."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    is_scalar = isinstance(value, Tensor) and value.ndim == 0 and value.dtype.is_floating_point
+    is_scalar = isinstance(value, Tensor) and value.ndim == 0 and value.dtype.is_floating_point and not value.is_meta
     try:
         return float(value) if is_number or is_scalar else float("nan")
     except OverflowError:

@@ -79,6 +79,14 @@ class Answer:
         answer.score = float(log_probabilities[largest].mean())
         return answer
 
+    def checked(self, outputs: Tensor) -> Tensor:
+        """The outputs, (n, c), after checking that there is a noise for each of them."""
+        if self.noise is not None and outputs.shape[1] != len(self.noise):
+            raise ValueError(
+                f"The head was made for a network with {len(self.noise)} outputs, but the network gives {outputs.shape[1]}."
+            )
+        return outputs
+
     def trust(self, left: Tensor) -> Tensor:
         """The factor on the outputs of each row, (n,), from 0 to 1."""
         within, beyond = left.clamp(max=self.edge), ((1 - left) / (1 - self.edge)).clamp(max=1.0)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
+from bochner.arguments import described
 from bochner.training.loaders import Inputs, first_batch, split_batch, targets_of, workers
 
 MAX_KEY_NUMBERS = (
@@ -96,7 +97,15 @@ class Tapped:
             )
         self._seen.features = self._seen.output = None
         args, named = batch
-        returned = self.network(*map(self._moved, args), **{k: self._moved(v) for k, v in named.items()})
+        try:
+            returned = self.network(*map(self._moved, args), **{k: self._moved(v) for k, v in named.items()})
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or "allocate" in str(
+                error
+            ):  # too little memory: no fault of the rows
+                raise
+            kinds = ", ".join(described(value) for value in (*args, *named.values()))
+            raise ValueError(f"The network cannot take these inputs, {kinds}: {error}") from error
         outputs = getattr(returned, "logits", returned)
         if not isinstance(outputs, Tensor):
             raise ValueError(

@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bochner.arguments import probability
 from bochner.attach.answers import Answer
 from bochner.attach.batches import (
     HeadRows,
@@ -52,15 +53,11 @@ from bochner.predictive import Predictive
 MAX_ANCHORS = 1000  # largest number of anchors of the prior on the features
 MAX_KNOWN_ROWS = 4000  # largest number of known rows: they choose the constants, and new rows are compared with them
 MIN_ROWS = 10  # smallest number of rows that a head is fitted to
-LENGTHSCALE_FACTORS = (
-    0.25,
-    0.5,
-    1.0,
-)  # lengthscales that are tried, in median distances of features; under longer ones no row is far
-DEFAULT_KERNEL, DEFAULT_FACTOR = (
-    "matern32",
-    0.5,
-)  # kernel and lengthscale without held-out rows: the most frequent choice
+# Lengthscales that are tried, in median distances of features; under longer ones no row is far.
+LENGTHSCALE_FACTORS = (0.25, 0.5, 1.0)
+# Kernel and lengthscale (in median distances of features) without held-out rows: those that held-out rows choose most often.
+DEFAULT_KERNEL, DEFAULT_FACTOR = "matern32", 0.5
+DEFAULT_FALSE_ALARM = 0.05  # share of ordinary rows that may be flagged, until with_false_alarm says another
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ class StationaryHead:
         temperature: For classes, the number t that outputs are divided by.
         noise: Standard deviation of the noise of every output, (c,), for regression.
         threshold: Score above which a row is flagged; 1, and so none, where known rows are too few to say.
-        false_alarm: Share of rows like the known ones that are flagged.
+        false_alarm: Share of rows like the known ones that are flagged; ``with_false_alarm`` changes it.
     """
 
     def __init__(self, tapped: Tapped, near: Nearness, answer: Answer, novelty: Novelty, facts: HeadFacts) -> None:
@@ -112,7 +109,6 @@ class StationaryHead:
         *,
         head: str | None = None,
         task: str | None = None,
-        false_alarm: float = 0.05,
         progress: bool = True,
     ) -> "StationaryHead":
         """Attaches a head to a trained network.
@@ -129,10 +125,9 @@ class StationaryHead:
                 right where the network has not learnt its training rows by heart.
             head: Dotted name of the last linear layer, where it cannot be found. Its inputs are the features.
             task: 'classes' or 'regression'; by default integer targets are classes.
-            false_alarm: Share of known rows that may be flagged.
             progress: Whether to show the passes over the data.
         """
-        _check_options(network, task, false_alarm)
+        _check_options(network, task)
         first = first_targets(loader)
         tapped, classes = Tapped.of(network, head, loader), _has_classes(first, task)
         reader, seen = Reader(tapped, classes), held_out is None
@@ -152,7 +147,7 @@ class StationaryHead:
         left = near.left(known.features, seen=seen)
         answer = Answer.fitted(known, left, sample.targets, classes, seen)
         novelty = Novelty.of(cues_of(left, known.outputs, classes))
-        return cls(tapped, near, answer, novelty, HeadFacts(classes, float(false_alarm), sample.seen))
+        return cls(tapped, near, answer, novelty, HeadFacts(classes, DEFAULT_FALSE_ALARM, sample.seen))
 
     def predict(self, x: Any) -> Predictive:
         """The predictive distribution at a tensor, a tuple or dictionary of tensors, or a loader (whose labels are ignored).
@@ -170,6 +165,14 @@ class StationaryHead:
     def _score(self, outputs: Tensor, left: Tensor) -> Tensor:
         return self._novelty(cues_of(left, outputs, self._facts.classes))
 
+    def with_false_alarm(self, share: float) -> "StationaryHead":
+        """The same head with the threshold that flags this share of the rows like the known ones; 0.05 after ``fit``.
+
+        Nothing is fitted again: only ``threshold`` and ``false_alarm`` differ.
+        """
+        facts = replace(self._facts, false_alarm=probability("share", share))
+        return StationaryHead(self._tapped, self._near, self._answer, self._novelty, facts)
+
     def variance_left(self, x: Any) -> Tensor:
         """Share of the prior variance that the training rows leave at each row, (n,)."""
         return self._outputs_and_left(x)[1]
@@ -181,7 +184,7 @@ class StationaryHead:
             features, raw = self._tapped(inputs)
             if not bool(torch.isfinite(features).all()) or not bool(torch.isfinite(raw).all()):
                 raise ValueError("The x parameter gives features or outputs that are not finite; are its values?")
-            outputs.append(as_outputs(raw, self._facts.classes).double())
+            outputs.append(self._answer.checked(as_outputs(raw, self._facts.classes).double()))
             left.append(self._near.left(features))
         if not outputs:
             raise ValueError("The x parameter must hold at least one row, got none.")
@@ -212,13 +215,11 @@ class StationaryHead:
         return read_head(Path(path), network, key)
 
 
-def _check_options(network: Any, task: Any, false_alarm: Any) -> None:
+def _check_options(network: Any, task: Any) -> None:
     if not isinstance(network, nn.Module):
         raise ValueError(f"The network parameter must be an nn.Module, got {type(network).__name__} instead.")
     if task not in (None, "classes", "regression"):
         raise ValueError(f"The task parameter must be 'classes' or 'regression', got {task!r} instead.")
-    if not isinstance(false_alarm, float) or not 0 < false_alarm < 1:
-        raise ValueError(f"The false_alarm parameter must lie between 0 and 1, got {false_alarm!r} instead.")
 
 
 def _has_classes(targets: Tensor, task: str | None) -> bool:
