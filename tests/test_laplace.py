@@ -97,7 +97,7 @@ def test_full_and_diagonal_are_the_gauss_newton_matrix(name):
     f = model(x).detach()
     ggn = torch.einsum("ncp,ncd,ndq->pq", j, hessian_of_likelihood(model, f), j)
     precision = ggn + torch.diag(prior_diagonal(full))
-    (factor,) = full.state
+    ((factor,),) = full.state
     torch.testing.assert_close(factor[0] @ factor[0].T, precision, rtol=1e-9, atol=1e-9)
     _, covariance = full.output_moments(x, chunk=5)
     torch.testing.assert_close(covariance[0], j @ torch.linalg.inv(precision) @ j.mT, rtol=1e-7, atol=1e-10)

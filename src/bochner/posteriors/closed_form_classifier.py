@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,11 @@ from bochner.training.loaders import Batches, TensorOrLoader, over_batches
 KEPT = 2**26  # largest count of float64 features that are kept in memory: half a GiB
 
 
-class FeatureRows:
+Piece = TypeVar("Piece")  # what features are computed of: inputs, or inputs with labels
+Computed = TypeVar("Computed", Tensor, tuple[Tensor, Tensor])  # features, or features with labels
+
+
+class FeatureRows(Generic[Piece, Computed]):
     """Features of the training rows, in pieces: kept in memory up to half a GiB, computed again in every pass beyond.
 
     Args:
@@ -28,10 +32,11 @@ class FeatureRows:
         pieces: All rows, in pieces.
     """
 
-    def __init__(self, compute: Callable[[Any], Any], pieces: Iterable[Any]) -> None:
+    def __init__(self, compute: Callable[[Piece], Computed], pieces: Iterable[Piece]) -> None:
         self.compute, self.pieces = compute, pieces
-        self.kept: list[Any] | None = None
-        kept, size = [], 0
+        self.kept: list[Computed] | None = None
+        kept: list[Computed] = []
+        size = 0
         for computed in self:
             kept.append(computed)
             size += (computed if isinstance(computed, Tensor) else computed[0]).numel()
@@ -39,7 +44,7 @@ class FeatureRows:
                 return
         self.kept = kept
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Computed]:
         return iter(self.kept) if self.kept is not None else map(self.compute, self.pieces)
 
 

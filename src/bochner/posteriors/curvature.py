@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +9,8 @@ from torch import Tensor
 from bochner.arguments import generator_device
 from bochner.posteriors.closed_form import cholesky
 from bochner.posteriors.taps import Tap
+
+LayerTensors = list[tuple[Tensor, ...]]  # the tensors of every layer; under ``Full`` of all layers together
 
 
 def normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -33,27 +34,27 @@ class Curvature(ABC):
         self.layers = layers
 
     @abstractmethod
-    def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> list[Any]:
+    def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> LayerTensors:
         """What is summed over chunks: a list of tensors for each layer."""
 
     @abstractmethod
-    def finish(self, total: list[Any], count: int) -> list[Any]:
+    def finish(self, total: LayerTensors, count: int) -> LayerTensors:
         """Turns sums over ``count`` rows into what sampling and prediction need."""
 
     @abstractmethod
-    def with_prior(self, state: list[Any], multipliers: Sequence[float]) -> list[Any]:
+    def with_prior(self, state: LayerTensors, multipliers: Sequence[float]) -> LayerTensors:
         """What ``finish`` gives where the prior precision of each layer's weights is its multiplier times as large."""
 
     @abstractmethod
-    def log_volume(self, state: list[Any], multipliers: Sequence[float]) -> Tensor:
+    def log_volume(self, state: LayerTensors, multipliers: Sequence[float]) -> Tensor:
         """Half the log determinant of the precision less that of the prior's, (E,): what the data tell of the weights, in nats."""
 
     @abstractmethod
-    def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
+    def sample(self, state: LayerTensors, num: int, generator: torch.Generator | None) -> list[Tensor]:
         """Deviations from the MAP weights, (num, E, fan_out, fan_in) for each layer."""
 
     @abstractmethod
-    def variance(self, state: list[Any], rows: list[Tensor], grads: list[Tensor]) -> Tensor:
+    def variance(self, state: LayerTensors, rows: list[Tensor], grads: list[Tensor]) -> Tensor:
         """Covariance of the linearised outputs, (n, c, c)."""
 
 
@@ -69,20 +70,20 @@ def _weighted_outer(rows: Tensor, grads: Tensor, variance: Tensor) -> Tensor:
 class Kron(Curvature):
     """A ⊗ B for each layer, kept as eigenbases and the standard deviation of each pair."""
 
-    def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> list[Any]:
+    def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> LayerTensors:
         """ΣT⁻¹āā' and Σgg'."""
-        pairs = []
+        pairs: LayerTensors = []
         for r, g in zip(rows, grads, strict=True):
             a, b = r.flatten(0, 1), g.flatten(0, 2)
             pairs.append(((a.mT @ a).double() / r.shape[1], (b.mT @ b).double()))
         return pairs
 
-    def finish(self, total: list[Any], count: int) -> list[Any]:
+    def finish(self, total: LayerTensors, count: int) -> LayerTensors:
         """Eigendecompositions, in the precision of the network."""
         self.factors = [(a / count, b) for a, b in total]
-        state = []
+        state: LayerTensors = []
         for tap, (a, b) in zip(self.layers, self.factors, strict=True):
-            dtype: Any = tap.module.weight.dtype  # pyright: ignore[reportAttributeAccessIssue]
+            dtype = tap.weight.dtype
             # In units of the prior's standard deviation every weight has prior precision 1.
             unit = tap.precisions(a).rsqrt()
             values_a, vectors_a = torch.linalg.eigh((unit[:, None] * a * unit).to(dtype))
@@ -98,21 +99,21 @@ class Kron(Curvature):
         """Precision of every pair of eigenvectors, in units of the prior."""
         return values_b[..., :, None] * values_a[..., None, :] + 1
 
-    def with_prior(self, state: list[Any], multipliers: Sequence[float]) -> list[Any]:
+    def with_prior(self, state: LayerTensors, multipliers: Sequence[float]) -> LayerTensors:
         """The eigenbases stay: in units of the prior the precision of a pair is ba + m instead of ba + 1."""
         pairs = zip(state, multipliers, strict=True)
         return [(u_b, u_a, ((v.reciprocal() - 1).clamp(min=0) + m).reciprocal()) for (u_b, u_a, v), m in pairs]
 
-    def log_volume(self, state: list[Any], multipliers: Sequence[float]) -> Tensor:
+    def log_volume(self, state: LayerTensors, multipliers: Sequence[float]) -> Tensor:
         """−½ Σ log(v m), with v the variance of a pair in units of the prior at multiplier 1."""
         parts = [-0.5 * (v.double() * m).log().sum((-2, -1)) for (_, _, v), m in zip(state, multipliers, strict=True)]
         return torch.stack(parts).sum(0)
 
-    def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
+    def sample(self, state: LayerTensors, num: int, generator: torch.Generator | None) -> list[Tensor]:
         """U_B (z / √precision) U_A'."""
         return [u_b @ (normal((num, *v.shape), v, generator) * v.sqrt()) @ u_a.mT for u_b, u_a, v in state]
 
-    def variance(self, state: list[Any], rows: list[Tensor], grads: list[Tensor]) -> Tensor:
+    def variance(self, state: LayerTensors, rows: list[Tensor], grads: list[Tensor]) -> Tensor:
         """Rows and gradients turned into the eigenbases, where the weights are independent."""
         parts = zip(rows, grads, state, strict=True)
         return torch.stack([_weighted_outer(r @ u_a, g @ u_b, v) for r, g, (u_b, u_a, v) in parts]).sum(0)
@@ -127,7 +128,7 @@ class FactoredKron(Kron):
         pi = ratio.sqrt().clamp(1e-6, 1e6)
         return (values_b + 1 / pi)[..., :, None] * (values_a + pi)[..., None, :]
 
-    def with_prior(self, state: list[Any], multipliers: Sequence[float]) -> list[Any]:  # noqa: ARG002
+    def with_prior(self, state: LayerTensors, multipliers: Sequence[float]) -> LayerTensors:  # noqa: ARG002
         """Raises a ValueError: the prior cannot be separated from the factors."""
         raise ValueError(
             "The prior can be chosen under structure='kfac', but not under 'kfac_pi', where it is part of both factors."
@@ -137,41 +138,41 @@ class FactoredKron(Kron):
 class Diagonal(Curvature):
     """The diagonal of the Gauss–Newton matrix."""
 
-    def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> list[Any]:
+    def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> LayerTensors:
         """Σ over rows and outputs of the squared Jacobian."""
-        out = []
+        squares: LayerTensors = []
         for r, g in zip(rows, grads, strict=True):
             if r.shape[1] == 1:
-                out.append((g[:, :, 0].square().sum(0).mT @ r[:, 0].square(),))
+                squares.append((g[:, :, 0].square().sum(0).mT @ r[:, 0].square(),))
             else:
-                out.append((_jacobian(r, g).square().sum((0, 1)),))
-        return out
+                squares.append((_jacobian(r, g).square().sum((0, 1)),))
+        return squares
 
-    def finish(self, total: list[Any], count: int) -> list[Any]:  # noqa: ARG002
+    def finish(self, total: LayerTensors, count: int) -> LayerTensors:  # noqa: ARG002
         """Variances."""
         return [
             ((square + tap.precisions(square)).reciprocal(),) for tap, (square,) in zip(self.layers, total, strict=True)
         ]
 
-    def with_prior(self, state: list[Any], multipliers: Sequence[float]) -> list[Any]:
+    def with_prior(self, state: LayerTensors, multipliers: Sequence[float]) -> LayerTensors:
         """More precision of every weight."""
         return [
             ((v.reciprocal() + (m - 1) * tap.precisions(v)).reciprocal(),)
             for tap, (v,), m in zip(self.layers, state, multipliers, strict=True)
         ]
 
-    def log_volume(self, state: list[Any], multipliers: Sequence[float]) -> Tensor:
+    def log_volume(self, state: LayerTensors, multipliers: Sequence[float]) -> Tensor:
         """−½ Σ log(v m τ), with v the variance of a weight."""
         parts = zip(self.layers, state, multipliers, strict=True)
         return torch.stack(
             [-0.5 * (v.double() * (m * tap.precisions(v))).log().sum((-2, -1)) for tap, (v,), m in parts]
         ).sum(0)
 
-    def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
+    def sample(self, state: LayerTensors, num: int, generator: torch.Generator | None) -> list[Tensor]:
         """Independent normal numbers."""
         return [normal((num, *v.shape), v, generator) * v.sqrt() for (v,) in state]
 
-    def variance(self, state: list[Any], rows: list[Tensor], grads: list[Tensor]) -> Tensor:
+    def variance(self, state: LayerTensors, rows: list[Tensor], grads: list[Tensor]) -> Tensor:
         """Squared Jacobians times variances."""
         return torch.stack([_weighted_outer(r, g, v) for r, g, (v,) in zip(rows, grads, state, strict=True)]).sum(0)
 
@@ -183,7 +184,7 @@ class Full(Curvature):
 
     def __init__(self, layers: list[Tap]) -> None:
         super().__init__(layers)
-        weights: list[Any] = [tap.module.weight for tap in layers]
+        weights: LayerTensors = [tap.module.weight for tap in layers]
         self.shapes = [(w.shape[0], w[0].numel() + tap.has_bias) for w, tap in zip(weights, layers, strict=True)]
         self.sizes = [out * fan_in for out, fan_in in self.shapes]
         if sum(self.sizes) > self.LIMIT:
@@ -194,12 +195,12 @@ class Full(Curvature):
     def _jacobians(self, rows: list[Tensor], grads: list[Tensor]) -> Tensor:
         return torch.cat([_jacobian(r, g).flatten(-2) for r, g in zip(rows, grads, strict=True)], -1).double()
 
-    def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> list[Any]:
+    def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> LayerTensors:
         """ΣJ'J with the likelihood's root in J."""
         j = self._jacobians(rows, grads).flatten(0, 1)
         return [(j.mT @ j,)]
 
-    def finish(self, total: list[Any], count: int) -> list[Any]:  # noqa: ARG002
+    def finish(self, total: LayerTensors, count: int) -> LayerTensors:  # noqa: ARG002
         """Cholesky factor of the precision."""
         ((ggn,),) = total
         self.ggn = ggn
@@ -212,24 +213,24 @@ class Full(Curvature):
             [m * tap.precisions(self.ggn.new_zeros(fan_in)).repeat(out) for tap, (out, fan_in), m in parts]
         )
 
-    def with_prior(self, state: list[Any], multipliers: Sequence[float]) -> list[Any]:  # noqa: ARG002
+    def with_prior(self, state: LayerTensors, multipliers: Sequence[float]) -> LayerTensors:  # noqa: ARG002
         """A new factor."""
-        return [cholesky(self.ggn + torch.diag(self._prior(multipliers)))]
+        return [(cholesky(self.ggn + torch.diag(self._prior(multipliers))),)]
 
-    def log_volume(self, state: list[Any], multipliers: Sequence[float]) -> Tensor:
+    def log_volume(self, state: LayerTensors, multipliers: Sequence[float]) -> Tensor:
         """Σ log of the factor's diagonal, less half that of the prior."""
-        (factor,) = state
+        ((factor,),) = state
         return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * self._prior(multipliers).log().sum()
 
-    def sample(self, state: list[Any], num: int, generator: torch.Generator | None) -> list[Tensor]:
+    def sample(self, state: LayerTensors, num: int, generator: torch.Generator | None) -> list[Tensor]:
         """L⁻ᵀz, cut into layers."""
-        (factor,) = state
+        ((factor,),) = state
         noise = normal((num, *factor.shape[:-1], 1), factor, generator)
         draws = torch.linalg.solve_triangular(factor.mT, noise, upper=True)[..., 0]
         return [d.unflatten(-1, shape) for d, shape in zip(draws.split(self.sizes, -1), self.shapes, strict=True)]
 
-    def variance(self, state: list[Any], rows: list[Tensor], grads: list[Tensor]) -> Tensor:
+    def variance(self, state: LayerTensors, rows: list[Tensor], grads: list[Tensor]) -> Tensor:
         """|L⁻¹J|²."""
-        j = self._jacobians(rows, grads)
-        half = torch.linalg.solve_triangular(state[0], j.flatten(0, 1).mT, upper=False).unflatten(-1, j.shape[:2])
+        ((factor,),), j = state, self._jacobians(rows, grads)
+        half = torch.linalg.solve_triangular(factor, j.flatten(0, 1).mT, upper=False).unflatten(-1, j.shape[:2])
         return torch.einsum("pcn,pdn->ncd", half, half).to(rows[0])

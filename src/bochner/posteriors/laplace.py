@@ -34,11 +34,12 @@ the members.
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 from scipy.optimize import minimize_scalar
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.utils._pytree import tree_map
 
@@ -48,7 +49,7 @@ from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.closed_form_classifier import average_classes, seed_of
-from bochner.posteriors.curvature import Curvature, Diagonal, FactoredKron, Full, Kron
+from bochner.posteriors.curvature import Curvature, Diagonal, FactoredKron, Full, Kron, LayerTensors
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.posteriors.taps import Listener, Tap, likelihood_root, taps, unit_cotangents
 from bochner.predictive import GaussianPredictive, Predictive, not_spoken_against
@@ -129,8 +130,9 @@ class Laplace:
                 )
             for i, member in enumerate(models):
                 check_data(member, x[i], y[i])
-        self.parameters, self.buffers = stack_module_state(models)  # pyright: ignore[reportArgumentType]
-        self.parameters = {name: p.detach() for name, p in self.parameters.items()}
+        parameters, buffers = stack_module_state(list[nn.Module](models))
+        self.parameters: Parameters = {name: p.detach() for name, p in parameters.items()}
+        self.buffers: Parameters = dict(buffers)
         if structure == "last_layer":
             self.layers = [Tap("output", self.model.output, float(self.model.layer.out_features), 1.0)]
         else:
@@ -141,19 +143,25 @@ class Laplace:
         self.prior_multipliers: list[float] = [1.0] * len(self.layers)
         self.temperature = 1.0
 
-    def _fit(self, x: Any, y: Tensor | None, chunk: int) -> list[Any]:
+    def _fit(self, x: TensorOrLoader, y: Tensor | None, chunk: int) -> LayerTensors:
         """Sums the curvature and the log likelihood over all rows."""
-        batches: Any = Batches(self.model, x, y, size=chunk) if not self.own_data else None
-        pairs = batches if batches is not None else zip(x.split(chunk, 1), y.split(chunk, 1), strict=True)  # pyright: ignore
+        batches: Batches | None = None
+        if self.own_data:
+            assert isinstance(x, Tensor)
+            assert y is not None
+            pairs = zip(x.split(chunk, 1), y.split(chunk, 1), strict=True)
+        else:
+            pairs = batches = Batches(self.model, x, y, size=chunk)
 
-        def statistics(parameters: Parameters, buffers: Parameters, xb: Tensor, yb: Tensor) -> list[Any]:
+        def statistics(parameters: Parameters, buffers: Parameters, xb: Tensor, yb: Tensor) -> LayerTensors:
             numbers = parameters | buffers
-            f, rows, grads = self.listener(numbers, xb, lambda p, f: likelihood_root(self.model, p, f))
+            f, rows, grads = self.listener(numbers, xb, partial(likelihood_root, self.model))
             own = {n.removeprefix("likelihood."): v for n, v in numbers.items() if n.startswith("likelihood.")}
             likelihood = functional_call(self.model.likelihood, own, (f.detach(), yb)).sum()
             return [*self.curvature.statistics(rows, grads), (likelihood.double(), likelihood.new_ones(()) * len(xb))]
 
-        member, total = (0 if self.own_data else None), None
+        member = 0 if self.own_data else None
+        total: LayerTensors | None = None
         for xb, yb in pairs:
             if total is None:
                 self.listener = Listener(self.model, self.layers, xb[0] if self.own_data else xb)
@@ -161,7 +169,8 @@ class Laplace:
             total = part if total is None else tree_map(torch.add, total, part)
         if batches is not None:
             total = tree_map(batches.over_processes, total)
-        *sums, (self.log_likelihood, count) = total  # pyright: ignore[reportGeneralTypeIssues]
+        assert total is not None  # batches hold at least one row
+        *sums, (self.log_likelihood, count) = total
         return self.curvature.finish(sums, int(count.flatten()[0]))
 
     def set_prior(self, multipliers: float | Sequence[float]) -> None:
@@ -251,7 +260,9 @@ class Laplace:
         """Mean (E, n, c) and covariance (E, n, c, c) of the linearised outputs at (n, ...), or at (E, n, ...) with ``own``."""
         self.model.eval()
 
-        def moments(parameters: Parameters, buffers: Parameters, state: list[Any], xb: Tensor) -> tuple[Tensor, Tensor]:
+        def moments(
+            parameters: Parameters, buffers: Parameters, state: LayerTensors, xb: Tensor
+        ) -> tuple[Tensor, Tensor]:
             f, rows, grads = self.listener(parameters | buffers, xb, unit_cotangents)
             return f, self.curvature.variance(state, rows, grads)
 
@@ -282,8 +293,8 @@ class Laplace:
             generator: Source of the draws; the same ones every time by default.
         """
         samples, chunk = whole_number("samples", samples), whole_number("chunk", chunk)
-        options: Any = {"samples": samples, "generator": generator, "temperature": self.temperature}
-        return self._from_moments(*self.output_moments(x, chunk=chunk, own=own), **options)
+        mean, covariance = self.output_moments(x, chunk=chunk, own=own)
+        return self._from_moments(mean, covariance, samples=samples, generator=generator, temperature=self.temperature)
 
     @torch.no_grad()
     def _from_moments(
@@ -366,6 +377,6 @@ def _best_temperature(posterior: Laplace, moments: list[tuple[tuple[Tensor, Tens
         prior = 0.5 * (log_temperature / TEMPERATURE_SPREAD) ** 2 / count
         return prior - float(logs(math.exp(log_temperature)).mean())
 
-    best: Any = minimize_scalar(loss, bounds=(0.0, 3.0), method="bounded", options={"xatol": 0.01})
+    best = minimize_scalar(loss, bounds=(0.0, 3.0), method="bounded", options={"xatol": 0.01})
     temperature = math.exp(float(best.x)) if best.fun < loss(0.0) else 1.0
     return logs(temperature), temperature

@@ -7,7 +7,6 @@ parameters.
 
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,7 @@ JAX = SimpleNamespace(
     logsumexp=jax.scipy.special.logsumexp,
 )
 
-Arrays = dict[str, Any]
+Arrays = dict[str, jax.Array]  # parameters by their names in the model
 
 
 def parameter_names(model: Model) -> list[str]:
@@ -41,7 +40,7 @@ def parameter_names(model: Model) -> list[str]:
     return [name for name, p in model.named_parameters() if not name.startswith("extractor.") and p.requires_grad]
 
 
-def affine(model: Model, parameters: Arrays) -> tuple[Any, Any]:
+def affine(model: Model, parameters: Arrays) -> tuple[jax.Array, jax.Array]:
     """Slope (k, d) and intercept (k,) of the argument of the wave."""
     activation = model.layer.activation
     slope = parameters["layer.weight"] * (activation.unit * jnp.exp(-parameters["layer.log_lengthscale"]))
@@ -51,19 +50,19 @@ def affine(model: Model, parameters: Arrays) -> tuple[Any, Any]:
     return slope, activation.unit * (link(bias, JAX) if activation.bias == "uniform" else bias) + activation.shift
 
 
-def output_weight(parameters: Arrays) -> Any:
+def output_weight(parameters: Arrays) -> jax.Array:
     """Weights of the output layer, (c, K), amplitude included."""
     return jnp.exp(parameters["output.log_amplitude"]) * parameters["output.weight"]
 
 
-def output(model: Model, parameters: Arrays, features: Any) -> Any:
+def output(model: Model, parameters: Arrays, features: jax.Array) -> jax.Array:
     """F at the extractor's features, (n, d) to (n, c)."""
     slope, intercept = affine(model, parameters)
     f = model.layer.activation.wave(features @ slope.T + intercept, JAX) @ output_weight(parameters).T
     return f + parameters["output.bias"] if "output.bias" in parameters else f
 
 
-def log_prior(model: Model, parameters: Arrays, *, jacobian: bool) -> Any:
+def log_prior(model: Model, parameters: Arrays, *, jacobian: bool) -> jax.Array:
     """Log prior of everything but the extractor."""
     layer = model.layer
     own = {name.removeprefix("layer."): value for name, value in parameters.items() if name.startswith("layer.")}
@@ -77,7 +76,7 @@ def log_prior(model: Model, parameters: Arrays, *, jacobian: bool) -> Any:
     return total
 
 
-def log_likelihood(f: Any, y: Any, log_noise: Any | None) -> Any:
+def log_likelihood(f: jax.Array, y: jax.Array, log_noise: jax.Array | None) -> jax.Array:
     """Gaussian where there is noise, else that of classes given as one-hot rows; summed over the rows.
 
     One output for two classes is the logit of the second.
@@ -89,7 +88,9 @@ def log_likelihood(f: Any, y: Any, log_noise: Any | None) -> Any:
     return jnp.sum(categorical_log_likelihood(f, jnp.sum(f * y, -1), JAX))
 
 
-def log_joint(model: Model, parameters: Arrays, features: Any, y: Any, *, jacobian: bool = True) -> Any:
+def log_joint(
+    model: Model, parameters: Arrays, features: jax.Array, y: jax.Array, *, jacobian: bool = True
+) -> jax.Array:
     """The log joint of ``Model.log_joint`` without the extractor's prior; class labels come as one-hot rows."""
     f = output(model, parameters, features)
     return log_prior(model, parameters, jacobian=jacobian) + log_likelihood(
@@ -97,7 +98,7 @@ def log_joint(model: Model, parameters: Arrays, features: Any, y: Any, *, jacobi
     )
 
 
-def arrays(model: Model, features: Tensor, y: Tensor) -> tuple[Any, Any]:
+def arrays(model: Model, features: Tensor, y: Tensor) -> tuple[jax.Array, jax.Array]:
     """Inputs and targets in float64, class labels as one-hot rows."""
     regression = isinstance(model.likelihood, Gaussian)
     targets = y if regression else torch.nn.functional.one_hot(y.long(), model.output.out_features)
@@ -163,7 +164,7 @@ class Nuts(Sampled):
             inputs, targets = arrays(model, features, y)
             fixed, points = held(model), initial(model, sampling.chains, sampling.seed)
 
-            def potential(parameters: Arrays) -> Any:
+            def potential(parameters: Arrays) -> jax.Array:
                 return -log_joint(model, fixed | parameters, inputs, targets)
 
             depth, accept = sampling.max_tree_depth, sampling.target_accept
@@ -178,7 +179,7 @@ class Nuts(Sampled):
             start = {n: jnp.asarray(v if sampling.chains > 1 else v[0]) for n, v in points.items()}
             mcmc.run(jax.random.PRNGKey(sampling.seed), init_params=start, extra_fields=("diverging", "num_steps"))
             counts = {n: int(np.asarray(v).sum()) for n, v in mcmc.get_extra_fields().items()}
-            grouped: Any = mcmc.get_samples(group_by_chain=True)
+            grouped = mcmc.get_samples(group_by_chain=True)
         # As torch tensors of the model's type.
         drawn = {n: torch.from_numpy(np.array(v)).to(model.layer.weight) for n, v in grouped.items()}
         super().__init__(model, drawn, divergences=counts["diverging"], leapfrog_steps=counts["num_steps"])

@@ -1,14 +1,14 @@
 """NUTS for several small networks at once, in one vectorised run."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.flatten_util import ravel_pytree
-from numpyro.infer.hmc import hmc
+from numpy.typing import NDArray
+from numpyro.infer.hmc import HMCState, hmc
 from rich.progress import track
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.nuts import (
     JAX,
+    Arrays,
     affine,
     arrays,
     held,
@@ -27,7 +28,10 @@ from bochner.posteriors.nuts import (
 from bochner.posteriors.samples import Sampled, Sampling
 from bochner.training.checks import check_data
 
-Unravel = Callable[[Any], dict[str, Any]]
+FloatArray, IntArray = NDArray[np.float64], NDArray[np.int64]
+Unravel = Callable[[jax.Array], Arrays]  # from a flat position to named parameters
+Potential = Callable[[jax.Array], jax.Array]  # minus the log joint at a flat position
+PotentialOf = Callable[[jax.Array], Potential]  # the potential of the network with an index
 
 
 def sample_many(models: Sequence[Model], x: Tensor, y: Tensor, sampling: Sampling | None = None) -> list[Sampled]:
@@ -62,24 +66,36 @@ def sample_many(models: Sequence[Model], x: Tensor, y: Tensor, sampling: Samplin
     return posteriors
 
 
-def _run(potential: Any, start: Any, index: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
+def _run(potential: PotentialOf, start: jax.Array, index: IntArray, sampling: Sampling) -> tuple[FloatArray, IntArray]:
     """Flat positions of every draw, (samples, chains, size), and the divergences and gradients of each chain, (2, chains)."""
     init, step = hmc(potential_fn_gen=potential, algo="NUTS")
     which, keys = jnp.asarray(index), jax.random.split(jax.random.PRNGKey(sampling.seed), len(index))
-    options = {"target_accept_prob": sampling.target_accept, "max_tree_depth": sampling.max_tree_depth}
-    warmup, samples = sampling.warmup, sampling.samples
-    state = jax.vmap(lambda z, i, key: init(z, warmup, model_args=(i,), rng_key=key, **options))(start, which, keys)
-    advance = jax.jit(jax.vmap(lambda state, i: step(state, model_args=(i,))))
+    accept, depth, warmup, samples = (
+        sampling.target_accept,
+        sampling.max_tree_depth,
+        sampling.warmup,
+        sampling.samples,
+    )
+
+    def begin(position: jax.Array, network: jax.Array, key: jax.Array) -> HMCState:
+        return init(
+            position, warmup, target_accept_prob=accept, max_tree_depth=depth, model_args=(network,), rng_key=key
+        )
+
+    def advance(state: HMCState, network: jax.Array) -> HMCState:
+        return step(state, model_args=(network,))
+
+    state, advance_all = jax.vmap(begin)(start, which, keys), jax.jit(jax.vmap(advance))
     drawn, events = np.empty((samples, *start.shape)), np.zeros((2, len(index)), int)
     for t in track(range(-warmup, samples), description="NUTS", disable=not sampling.progress):
-        state = advance(state, which)
+        state = advance_all(state, which)
         if t >= 0:
             drawn[t] = state.z
             events += np.stack([state.diverging, state.num_steps])
     return drawn, events
 
 
-def _start(models: Sequence[Model], chains: int, seed: int) -> tuple[Any, list[int], list[Unravel]]:
+def _start(models: Sequence[Model], chains: int, seed: int) -> tuple[jax.Array, list[int], list[Unravel]]:
     """Flat starting points of all chains, the number of entries that each network uses, and the way back.
 
     Entries beyond a network's own are padding: standard normal, and nothing depends on them.
@@ -115,14 +131,14 @@ def _check_many(models: Sequence[Model], x: Tensor, y: Tensor) -> None:
             )
 
 
-def _parts(model: Model, unravel: Unravel, size: int, units: int) -> Callable[[Any], tuple[Any, ...]]:
+def _parts(model: Model, unravel: Unravel, size: int, units: int) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
     """What is particular to a network, as a function of the flat position and padded to a number of units.
 
     Slopes and intercepts of the wave's argument, output weights and bias, log noise, and the log prior.
     """
     fixed, missing = held(model), units - len(model.layer.weight)
 
-    def parts(position: Any) -> tuple[Any, ...]:
+    def parts(position: jax.Array) -> tuple[jax.Array, ...]:
         p = fixed | unravel(position[:size])
         slope, intercept = affine(model, p)
         slope, intercept = jnp.pad(slope, ((0, missing), (0, 0))), jnp.pad(intercept, (0, missing))
@@ -136,8 +152,8 @@ def _parts(model: Model, unravel: Unravel, size: int, units: int) -> Callable[[A
 
 
 def _potential(
-    models: Sequence[Model], unravel: list[Unravel], sizes: list[int], inputs: Any, targets: Any
-) -> Callable[[Any], Callable[[Any], Any]]:
+    models: Sequence[Model], unravel: list[Unravel], sizes: list[int], inputs: jax.Array, targets: jax.Array
+) -> PotentialOf:
     """Minus the log joint as a function of the flat position, for a given index of the network.
 
     Under ``vmap`` a switch computes every branch. The branches are small: the products with the data are outside of them.
@@ -148,8 +164,8 @@ def _potential(
     wave_of = jnp.asarray([waves.index(model.layer.activation.wave) for model in models])
     regression = isinstance(models[0].likelihood, Gaussian)
 
-    def generate(index: Any) -> Callable[[Any], Any]:
-        def potential(position: Any) -> Any:
+    def generate(index: jax.Array) -> Potential:
+        def potential(position: jax.Array) -> jax.Array:
             slope, intercept, head, bias, log_noise, prior = jax.lax.switch(index, branches, position)
             u = inputs @ slope.T + intercept
             h = jax.lax.switch(wave_of[index], [lambda u, w=wave: w(u, JAX) for wave in waves], u)

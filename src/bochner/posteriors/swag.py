@@ -12,7 +12,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +94,10 @@ class Swag:
         models = as_list(model)
         self.single, self.model, self.rank = isinstance(model, Model), models[0], rank
         self.members, self.batches, self.rows = len(models), Batches(self.model, x, y, size=batch_size), rows
-        self.count, self.mean, self.scatter, self.deviations = 0, {}, {}, {}
+        self.count = 0  # snapshots so far
+        self.mean: Parameters = {}
+        self.scatter: Parameters = {}  # sums of squared deviations from the mean
+        self.deviations: dict[str, list[Tensor]] = {}  # of the last snapshots
         held = [
             p
             for m in models
@@ -104,14 +107,22 @@ class Swag:
         for p in held:
             p.requires_grad_(False)
         recipe = Recipe(snapshots.epochs, batch_size, sgd, snapshots.lr, precision=snapshots.precision)
-        options: Any = {"seed": snapshots.seed, "rows": rows, "progress": snapshots.progress}
 
         def collect(parameters: Parameters) -> None:
             self._collect(parameters)
             after_epoch()
 
         try:
-            self.fit = fit_map(models, x, y, recipe, after_epoch=collect, **options)
+            self.fit = fit_map(
+                models,
+                x,
+                y,
+                recipe,
+                seed=snapshots.seed,
+                rows=rows,
+                after_epoch=collect,
+                progress=snapshots.progress,
+            )
         finally:
             for p in held:
                 p.requires_grad_(True)
@@ -119,7 +130,8 @@ class Swag:
             raise DivergedError(f"SGD diverged at the learning rate {snapshots.lr} while collecting; lower it.")
         for value in self.mean.values():
             value[self.fit.diverged.to(value.device)] = math.nan  # those members have no posterior
-        parameters, self.buffers = stack_module_state(models)  # pyright: ignore[reportArgumentType]
+        parameters, buffers = stack_module_state(list[nn.Module](models))
+        self.buffers: Parameters = dict(buffers)
         self.fixed = {n: p.detach() for n, p in parameters.items() if n not in self.mean}
         self._put_mean(models)
         self.model = copy.deepcopy(self.model).eval()  # whose parameters nobody else exchanges
@@ -155,7 +167,7 @@ class Swag:
             return torch.randn(shape, generator=generator, dtype=first.dtype, device=device).to(first.device)
 
         along = noise(num, len(first), self.rank) * math.sqrt(low_rank / (self.rank - 1))
-        drawn = {}
+        drawn: Parameters = {}
         for name, mean in self.mean.items():
             std = (self.scatter[name] / self.count).sqrt()
             columns = torch.stack(self.deviations[name])  # (M, E, ...)

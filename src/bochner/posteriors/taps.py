@@ -2,13 +2,14 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+from torch.utils.hooks import RemovableHandle
 
 from bochner.layers import OutputLayer, StationaryLayer
 from bochner.likelihoods import Gaussian
@@ -33,6 +34,11 @@ class Tap:
     module: nn.Module
     precision: float
     bias_precision: float
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights of the layer."""
+        return self.module.get_parameter("weight")
 
     @property
     def nudged(self) -> nn.Module:
@@ -84,15 +90,11 @@ class Tap:
 
     def parameters(self, weights: Tensor) -> Parameters:
         """The module's own parameters for weight matrices (..., fan_out, fan_in)."""
-        shape: Any = self.module.weight.shape  # pyright: ignore[reportAttributeAccessIssue]
-        out = {
-            f"{self.name}.weight": (weights[..., :-1] if self.has_bias else weights).reshape(
-                *weights.shape[:-2], *shape
-            )
-        }
+        matrix = weights[..., :-1] if self.has_bias else weights
+        named = {f"{self.name}.weight": matrix.reshape(*weights.shape[:-2], *self.weight.shape)}
         if self.has_bias:
-            out[f"{self.name}.bias"] = _unlink(weights[..., -1]) if self.circular else weights[..., -1]
-        return out
+            named[f"{self.name}.bias"] = _unlink(weights[..., -1]) if self.circular else weights[..., -1]
+        return named
 
 
 def _unlink(bias: Tensor) -> Tensor:
@@ -117,7 +119,8 @@ def taps(model: Model, *, fan_in: bool = False) -> list[Tap]:
 
     With ``fan_in`` the precision of the extractor's weights is that of the model times the number of inputs of their layer.
     """
-    covered, left_out = [], []
+    covered: list[Tap] = []
+    left_out: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, StationaryLayer):
             # A phase is uniform on the circle; a Gaussian of the same variance stands for that.
@@ -134,7 +137,7 @@ def taps(model: Model, *, fan_in: bool = False) -> list[Tap]:
                 raise ValueError(
                     f"The layer {name} must have groups=1 and numeric zero padding to be covered, got {module}."
                 )
-            if "weight" not in module._parameters:
+            if "weight" not in dict(module.named_parameters(recurse=False)):
                 raise ValueError(
                     f"The layer {name} computes its weight (weight norm or another parametrisation): the posterior cannot cover "
                     "it. torch.nn.utils.parametrize.remove_parametrizations makes it an ordinary one; "
@@ -173,17 +176,17 @@ class Listener:
     def _forward(self, parameters: Parameters, x: Tensor, nudges: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
         rows: dict[str, Tensor] = {}
         shapes: dict[str, torch.Size] = {}
-        handles = []
+        handles: list[RemovableHandle] = []
         for i, tap in enumerate(self.layers):
 
-            def hear(_: nn.Module, args: tuple[Any, ...], tap: Tap = tap) -> None:
+            def hear(_: nn.Module, args: tuple[Tensor, ...], tap: Tap = tap) -> None:
                 if tap.name in rows:
                     raise ValueError(
                         f"The layer {tap.name} is used more than once in a forward pass: the posterior cannot cover it."
                     )
                 rows[tap.name] = tap.rows(args[0])
 
-            def nudge(_: nn.Module, __: tuple[Any, ...], output: Tensor, i: int = i, tap: Tap = tap) -> Tensor:
+            def nudge(_: nn.Module, __: tuple[Tensor, ...], output: Tensor, i: int = i, tap: Tap = tap) -> Tensor:
                 shapes[tap.name] = output.shape[1:]
                 return output if nudges is None else output + nudges[i]
 
@@ -201,7 +204,9 @@ class Listener:
         self.shapes = [shapes[tap.name] for tap in self.layers]
         return f, [rows[tap.name] for tap in self.layers]
 
-    def __call__(self, parameters: Parameters, x: Tensor, weigh: Any) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    def __call__(
+        self, parameters: Parameters, x: Tensor, weigh: Callable[[Parameters, Tensor], Tensor]
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Outputs (n, out), rows (n, T, fan_in) and gradients (c, n, T, fan_out) of every layer.
 
         ``weigh(parameters, f)`` gives the cotangents (c, n, out) that are pulled back.
