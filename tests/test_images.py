@@ -27,7 +27,8 @@ from bochner.experiments.published_laplace import PublishedLaplace
 from bochner.experiments.rows import read_rows, write_rows
 from bochner.experiments.zoo import Shape, assemble
 from bochner.networks import digit_net, googlenet
-from bochner.posteriors.swag import DivergedError, Snapshots, Swag
+from bochner.posteriors.learning_rate import DivergedError
+from bochner.posteriors.swag import Snapshots, Swag
 from bochner.predictive import CategoricalPredictive
 from bochner.reports import images as reports
 from bochner.reports.blocks import markdown_table

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from bochner import Categorical, Gaussian, Model, Recipe, StationaryLayer, Swag, fit_map
-from bochner.posteriors import taps
 from bochner.posteriors.closed_form import ClosedForm
-from bochner.posteriors.laplace import Laplace
+from bochner.posteriors.laplace import Laplace, taps
 from bochner.posteriors.swag import Snapshots
 from problems import classification, data, regression
 
@@ -374,9 +373,9 @@ def test_a_multiplied_prior_is_that_of_a_model_with_that_prior(structure, monkey
         name, module, precision, bias_precision = values
         return taps.Tap(name, module, 37 * precision, 37 * bias_precision)
 
-    monkeypatch.setattr("bochner.posteriors.laplace.Tap", multiplied)
+    monkeypatch.setattr("bochner.posteriors.laplace.posterior.Tap", multiplied)
     monkeypatch.setattr(
-        "bochner.posteriors.laplace.taps",
+        "bochner.posteriors.laplace.posterior.taps",
         lambda model, **_: [multiplied(*(getattr(t, f.name) for f in dataclasses.fields(t))) for t in taps.taps(model)],
     )
     again = Laplace(model, x, y, structure=structure)
@@ -458,7 +457,7 @@ def _output_alone(model, x, y, structure):
     """The posterior of the output layer alone, whatever its structure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "bochner.posteriors.laplace.taps",
+            "bochner.posteriors.laplace.posterior.taps",
             lambda model, **_: [tap for tap in taps.taps(model) if tap.module is model.output],
         )
         return Laplace(model, x, y, structure=structure)

@@ -196,7 +196,7 @@ def test_bad_arguments(generator):
         swap_head(nn.Sequential(nn.Linear(2, 2), nn.LogSoftmax(-1)), width=3)
     with pytest.raises(ValueError, match="noise parameter must be positive and finite, got 0 instead"):
         Gaussian(0)
-    with pytest.raises(ValueError, match="noise parameter must be positive and finite, got tensor.*meta"):
+    with pytest.raises(ValueError, match=r"noise parameter must be positive and finite, got tensor.*meta"):
         Gaussian(torch.tensor(1.0, device="meta"))
     with pytest.raises(
         ValueError, match=r"targets y must have the shape of the outputs, \(2, 1\), got torch.float32 of shape \(2,\)"

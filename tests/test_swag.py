@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from bochner import Categorical, Model, StationaryLayer
-from bochner.posteriors.swag import Snapshots, Swag, tune_learning_rate
+from bochner.posteriors.learning_rate import tune_learning_rate
+from bochner.posteriors.swag import Snapshots, Swag
 from bochner.training.map import Recipe, fit_map
 from problems import classification, data, regression
 
@@ -100,7 +101,7 @@ def test_scoring_another_data_set_does_not_change_predictions():
 def test_batch_norm_statistics_are_averages_over_the_training_data():
     x, y = data(40, classes=3)
     swag = Swag(norm_model(), 3 + 2 * x, y, Snapshots(lr=1e-2, epochs=4, rank=3, batch_size=8))
-    statistics = swag._batch_norm(swag.sample_weights(2, generator=torch.Generator().manual_seed(0)))
+    statistics = swag.norm_statistics(swag.sample_weights(2, generator=torch.Generator().manual_seed(0)))
     batches = (3 + 2 * x).split(8)
     expected = torch.stack([b.mean(0) for b in batches]).mean(0)
     torch.testing.assert_close(statistics["extractor.0.running_mean"], expected.expand(2, 1, 3))

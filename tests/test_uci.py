@@ -33,7 +33,7 @@ from bochner.experiments.uci.protocols import PROTOCOLS, Bench, Config, Paper, h
 from bochner.experiments.uci.sweep import pending, sweep, units
 from bochner.experiments.zoo import MODELS, Shape, activation, build
 from bochner.networks import SeededDropout
-from bochner.posteriors.swag import DivergedError
+from bochner.posteriors.learning_rate import DivergedError
 from bochner.predictive import CategoricalPredictive, GaussianPredictive
 from bochner.reports import tables
 from bochner.reports.blocks import as_markdown

@@ -258,6 +258,11 @@ class OutputLayer(nn.Linear):
         self.log_amplitude = nn.Parameter(torch.tensor(math.log(amplitude), dtype=torch.float64), requires_grad=False)
 
     @property
+    def has_bias(self) -> bool:
+        """Whether there is a bias; torch declares one in any case."""
+        return self.bias is not None
+
+    @property
     def amplitude(self) -> Tensor:
         """Prior standard deviation of f."""
         return self.log_amplitude.exp()

@@ -106,7 +106,7 @@ class Model(nn.Module):
         """Precision of every parameter with a Gaussian prior outside the model layer."""
         names = {f"extractor.{name}": self.extractor_precision for name, _ in self.extractor.named_parameters()}
         names["output.weight"] = float(self.layer.out_features)
-        return names if self.output.bias is None else names | {"output.bias": 1.0}
+        return names | {"output.bias": 1.0} if self.output.has_bias else names
 
     def log_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
         """Log likelihood, summed over the rows of x and y."""

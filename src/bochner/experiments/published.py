@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bochner.layers import OutputLayer, StationaryLayer, layer_log_prior
 from bochner.likelihoods import Categorical, Gaussian
 from bochner.models import Model
-from bochner.posteriors.swag import DivergedError
+from bochner.posteriors.learning_rate import DivergedError
 from bochner.priors.activations import link
 
 Parameters = dict[str, Tensor]

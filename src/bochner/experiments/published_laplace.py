@@ -20,7 +20,7 @@ from bochner.experiments.published import noises
 from bochner.layers import StationaryLayer
 from bochner.models import Model
 from bochner.networks import SeededDropout
-from bochner.posteriors.taps import Listener, Tap, taps
+from bochner.posteriors.laplace.taps import Listener, Tap, taps
 from bochner.priors.activations import link
 from bochner.training.checks import as_stack
 from bochner.training.randomness import counter_mask

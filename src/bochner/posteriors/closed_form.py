@@ -10,6 +10,8 @@ $$ \log p(y) = -\tfrac12\left[\tfrac{y^\top y}{s^2} - \tfrac{b^\top A^{-1} b}{s^
 
 Only $\Phi^\top\Phi$, $b$ and $y^\top y$ are kept, summed over batches in float64: memory does not grow with N.
 """
+# torch.linalg and other parts of torch declare no types:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import math
 import warnings
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bochner.arguments import finite_tensor, generator_device, positive_number, whole_number
+from bochner.arguments import dense_tensor, finite_tensor, generator_device, positive_number, whole_number
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.predictive import GaussianPredictive
@@ -60,13 +62,13 @@ def features(model: Model, x: Tensor) -> Tensor:
     The network is put in evaluation mode: features of a row must not depend on its batch or on chance.
     """
     phi = model.eval().features(x)
-    return phi if model.output.bias is None else torch.cat([phi, torch.ones_like(phi[:, :1])], -1)
+    return torch.cat([phi, torch.ones_like(phi[:, :1])], -1) if model.output.has_bias else phi
 
 
 def prior_precision(model: Model) -> Tensor:
     """Diagonal of Λ, float64: K/a² for the weights, 1 for the bias."""
     weights = (model.layer.out_features / model.amplitude.double().square()).expand(model.layer.out_features)
-    return weights if model.output.bias is None else torch.cat([weights, weights.new_ones(1)])
+    return torch.cat([weights, weights.new_ones(1)]) if model.output.has_bias else weights
 
 
 @dataclass
@@ -263,13 +265,13 @@ def _evidence_gradient(model: Model, x: Tensor, y: Tensor, prior_std: float) -> 
     return value + prior.item()
 
 
-def _check_tuning(model: Model, x: Tensor, y: Tensor, prior_std: float) -> None:
+def _check_tuning(model: Model, x: TensorOrLoader, y: Tensor | None, prior_std: float) -> None:
     """Raises a ValueError unless ``tune_marginal`` can work with these arguments."""
     if y is None and not isinstance(x, Tensor):
         raise ValueError(
             "The x parameter of tune_marginal must be a tensor: a loader's rows may differ from pass to pass."
         )
-    check_data(model, x, y)
+    check_data(model, dense_tensor("x", x), dense_tensor("y", y))
     if not (isinstance(prior_std, float) and prior_std == math.inf):
         positive_number("prior_std", prior_std)
     if not isinstance(model.likelihood, Gaussian):
@@ -310,7 +312,7 @@ def tune_marginal(
     optimizer = torch.optim.Adam(
         [*tuned, model.likelihood.log_noise, log_amplitude.requires_grad_(True)], lr=TUNING_RATE
     )
-    history = []
+    history: list[float] = []
     try:
         for _ in range(whole_number("steps", steps)):
             optimizer.zero_grad()

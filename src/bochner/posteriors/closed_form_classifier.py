@@ -1,4 +1,6 @@
 """The output layer's posterior for classes, given the features: Laplace's, around the mode of a convex log joint."""
+# torch.linalg and other parts of torch declare no types:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -130,7 +132,7 @@ class ClosedFormClassifier:
         cls, model: Model, mean: Tensor, factor: Tensor, *, classes: int, samples: int, seed: int
     ) -> "ClosedFormClassifier":
         """The posterior from its mode (K, c) and the factor of its precision, without the data."""
-        if mean.shape != (model.layer.out_features + (model.output.bias is not None), classes):
+        if mean.shape != (model.layer.out_features + model.output.has_bias, classes):
             raise ValueError(
                 f"The mean parameter must have a column for each of {classes} classes, got {tuple(mean.shape)}."
             )

@@ -3,6 +3,9 @@
 The only file that imports GPyTorch. Any kernel of the package will do: a function of two sets of inputs, with the
 lengthscale(s), the amplitude and the noise around it as hyperparameters.
 """
+# GPyTorch declares no types:
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportOperatorIssue=false
 # pyright: reportCallIssue=false, reportOptionalMemberAccess=false, reportIndexIssue=false, reportIncompatibleMethodOverride=false
 # (GPyTorch's modules declare most of their attributes and results as unions.)

@@ -4,6 +4,9 @@ The only file that imports JAX, beside ``nuts_many``, which samples several netw
 the same functions as the torch one, with JAX's arrays in place of torch's, and includes the Jacobians of the constrained
 parameters.
 """
+# JAX and NumPyro declare no types:
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 import math
 from types import SimpleNamespace
@@ -117,7 +120,8 @@ def initial(model: Model, chains: int, seed: int) -> dict[str, np.ndarray]:
     Only for the parameters that are sampled.
     """
     generator = torch.Generator().manual_seed(seed)
-    layer, points = model.layer, []
+    layer = model.layer
+    points: list[dict[str, Tensor]] = []
     for _ in range(chains):
         values = {n: p.detach().double().cpu() for n, p in model.named_parameters()}
         weight, bias = draw(layer.spectrum, layer.activation, len(layer.weight), layer.in_features, generator=generator)

@@ -1,4 +1,7 @@
 """NUTS for several small networks at once, in one vectorised run."""
+# JAX and NumPyro declare no types:
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
 from collections.abc import Callable, Sequence
 
@@ -57,9 +60,9 @@ def sample_many(models: Sequence[Model], x: Tensor, y: Tensor, sampling: Samplin
         start, sizes, unravel = _start(models, sampling.chains, sampling.seed)
         potential = _potential(models, unravel, sizes, *arrays(models[0], x, y))
         drawn, events = _run(potential, start, index, sampling)
-        posteriors = []
+        posteriors: list[Sampled] = []
         for i, model in enumerate(models):
-            named = jax.vmap(jax.vmap(unravel[i]))(drawn[:, index == i, : sizes[i]].swapaxes(0, 1))
+            named = jax.vmap(jax.vmap(unravel[i]))(jnp.asarray(drawn[:, index == i, : sizes[i]].swapaxes(0, 1)))
             tensors = {n: torch.from_numpy(np.array(v)).to(model.layer.weight) for n, v in named.items()}
             diverged, steps = (int(v) for v in events[:, index == i].sum(1))
             posteriors.append(Sampled(model, tensors, divergences=diverged, leapfrog_steps=steps))
@@ -100,7 +103,9 @@ def _start(models: Sequence[Model], chains: int, seed: int) -> tuple[jax.Array, 
 
     Entries beyond a network's own are padding: standard normal, and nothing depends on them.
     """
-    vectors, sizes, unravel = [], [], []
+    vectors: list[FloatArray] = []
+    sizes: list[int] = []
+    unravel: list[Unravel] = []
     for model in models:
         points = initial(model, chains, seed)
         flat = [ravel_pytree({n: v[c] for n, v in points.items()}) for c in range(chains)]

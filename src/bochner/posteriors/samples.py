@@ -1,4 +1,6 @@
 """Draws from a posterior, whatever sampler made them: what they predict, and whether the chains can be trusted."""
+# NumPyro declares no types:
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
 
 from collections.abc import Iterator
 from dataclasses import dataclass

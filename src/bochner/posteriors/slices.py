@@ -10,6 +10,9 @@ with the units' outputs $\Phi$ and the prior precisions P. What is left is a sta
 elliptical slice sampling (Murray, Adams and MacKay, 2010) draws from, a unit at a time, for all chains at once. Output weights are
 drawn from their conditional at the end. This is exact: no step size, no acceptance rate, nothing to tune.
 """
+# SciPy and parts of torch declare no types:
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 import math
 from collections.abc import Callable
@@ -60,7 +63,7 @@ class Collapsed:
         prior = torch.full((self.layer.out_features,), precisions["output.weight"] / float(model.amplitude) ** 2)
         self.prior = prior.double()
         self.constant = None  # the feature of an output bias
-        if model.output.bias is not None:
+        if model.output.has_bias:
             self.prior = torch.cat([self.prior, self.prior.new_tensor([precisions["output.bias"]])])
             self.constant = torch.ones(1, len(x), 1, dtype=torch.float64)
 
@@ -147,7 +150,8 @@ def slice_sample(model: Model, x: Tensor, y: Tensor, sampling: Sampling | None =
     v = torch.randn(shape, generator=generator, dtype=torch.float64)
     scales = torch.randn(sampling.chains, 2, generator=generator, dtype=torch.float64)
     chains = _Chains(v, scales, *_evaluate(target, v, scales))
-    drawn, sweeps = [], range(-sampling.warmup * thin, sampling.samples * thin)
+    drawn: list[dict[str, Tensor]] = []
+    sweeps = range(-sampling.warmup * thin, sampling.samples * thin)
     for sweep in track(sweeps, description="slices", disable=not sampling.progress):
         _sweep(target, chains, generator)
         if sweep >= 0 and sweep % thin == 0:
@@ -224,6 +228,6 @@ def _parameters(target: Collapsed, chains: _Chains, generator: torch.Generator) 
         uniform = target.layer.activation.bias == "uniform"
         named["layer.bias"] = torch.logit((bias / math.pi + 1) / 2) if uniform else bias.clone()
     named["output.weight"] = weights[:, None, :width] / amplitude
-    if target.model.output.bias is not None:
+    if target.model.output.has_bias:
         named["output.bias"] = weights[:, width:]
     return named

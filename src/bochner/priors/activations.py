@@ -10,6 +10,8 @@ Every activation here is written as $\sigma(z) = \mathrm{wave}(u z + s)$. A line
 *shift* $s$ at no cost, which leaves a wave of a few elementwise operations. Waves take the array module as an argument
 (``torch`` by default), so that the JAX log joint evaluates the same lines.
 """
+# torch.linalg and other parts of torch declare no types:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import math
 from collections.abc import Callable
@@ -21,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from bochner.errors import unknown_name
+from bochner.errors import one_of
 from bochner.priors.arrays import Array, ArrayModule
 
 Scaling = Literal["unit", "paper"]
@@ -342,9 +344,7 @@ def resolve_activation(activation: str | Activation) -> Activation:
     """Turns the name of an activation into the activation; an Activation passes through."""
     if isinstance(activation, Activation):
         return activation
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ValueError(unknown_name("activation", activation, ACTIVATIONS))
-    return ACTIVATIONS[activation]()
+    return ACTIVATIONS[one_of("activation", activation, ACTIVATIONS)]()
 
 
 def link(raw: Array, xp: ArrayModule = torch) -> Array:

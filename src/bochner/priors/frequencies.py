@@ -8,6 +8,8 @@ on each other, and so in how far the layer's kernel is from its limit.
   from the prior's distribution of lengths. Needs an isotropic spectrum.
 - ``sobol``: a scrambled Sobol sequence over weights *and* biases, mapped through the inverse CDF.
 """
+# torch.linalg and other parts of torch declare no types:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import math
 

@@ -4,6 +4,8 @@ All take rows of inputs, (n, d) and (m, d), and return the (n, m) matrix; the se
 stationary family is ``spectrum.kernel`` (``RBF``, ``Matern``, ``Exponential``); this module adds the kernels of
 activations that are not periodic, and ``induced_kernel``, the kernel of any prior.
 """
+# torch.linalg and other parts of torch declare no types:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import math
 from dataclasses import dataclass

@@ -5,6 +5,9 @@ spectrum here is that $p$, used as the prior of the weights: Normal for the RBF 
 Cauchy for the exponential kernel. A lengthscale $\ell$ (one number, or one per input for ARD) divides the input, which
 divides the frequencies: $\omega = w/\ell$ with $w$ drawn at $\ell = 1$.
 """
+# SciPy and parts of torch declare no types:
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 import math
 from abc import ABC, abstractmethod
@@ -18,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from bochner.arguments import LARGEST_NUMBER, generator_device, shown
-from bochner.errors import unknown_name
+from bochner.errors import one_of
 from bochner.priors.arrays import Array, ArrayModule, Number
 
 
@@ -350,6 +353,4 @@ def resolve_spectrum(kernel: str | Spectrum) -> Spectrum:
     """Turns a kernel's name into its spectrum; a Spectrum passes through."""
     if isinstance(kernel, Spectrum):
         return kernel
-    if not isinstance(kernel, str) or kernel not in SPECTRA:
-        raise ValueError(unknown_name("kernel", kernel, SPECTRA))
-    return SPECTRA[kernel]
+    return SPECTRA[one_of("kernel", kernel, SPECTRA)]

@@ -20,8 +20,9 @@ from bochner.experiments.zoo import Shape, assemble
 from bochner.models import Model
 from bochner.networks import SeededDropout
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier, Solver
+from bochner.posteriors.learning_rate import DivergedError, tune_learning_rate
 from bochner.posteriors.mixture import drawn_outputs
-from bochner.posteriors.swag import DivergedError, Snapshots, Swag, tune_learning_rate
+from bochner.posteriors.swag import Snapshots, Swag
 from bochner.predictive import CategoricalPredictive, Predictive
 from bochner.training.map import Recipe, adam, fit_map, sgd
 

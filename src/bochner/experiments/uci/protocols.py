@@ -24,7 +24,7 @@ from bochner.experiments.rows import Row
 from bochner.experiments.uci.data import Data
 from bochner.models import Model
 from bochner.posteriors.laplace import Laplace
-from bochner.posteriors.swag import tune_learning_rate
+from bochner.posteriors.learning_rate import tune_learning_rate
 from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from bochner.training.map import adam, sgd, tf32
 

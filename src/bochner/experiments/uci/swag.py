@@ -20,7 +20,8 @@ from bochner.experiments.uci.data import score_folds
 from bochner.experiments.uci.protocols import PROTOCOLS, Bench
 from bochner.experiments.zoo import Shape, build
 from bochner.models import Model
-from bochner.posteriors.swag import DivergedError, Snapshots, Swag
+from bochner.posteriors.learning_rate import DivergedError
+from bochner.posteriors.swag import Snapshots, Swag
 from bochner.training.map import Recipe, fit_map
 
 SWAG_RANK = 20  # deviations that the low-rank part of SWAG's covariance keeps

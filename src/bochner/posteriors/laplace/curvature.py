@@ -1,4 +1,6 @@
-"""Structures of the Gauss–Newton matrix of a network: Kronecker-factored, diagonal and full. See ``laplace`` for the formulas."""
+"""Structures of the Gauss–Newton matrix of a network: Kronecker-factored, diagonal and full. The formulas are in the package."""
+# torch.linalg and other parts of torch declare no types:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from bochner.arguments import generator_device
 from bochner.posteriors.closed_form import cholesky
-from bochner.posteriors.taps import Tap
+from bochner.posteriors.laplace.taps import Tap
 
 LayerTensors = list[tuple[Tensor, ...]]  # the tensors of every layer; under ``Full`` of all layers together
 
@@ -184,8 +186,7 @@ class Full(Curvature):
 
     def __init__(self, layers: list[Tap]) -> None:
         super().__init__(layers)
-        weights: LayerTensors = [tap.module.weight for tap in layers]
-        self.shapes = [(w.shape[0], w[0].numel() + tap.has_bias) for w, tap in zip(weights, layers, strict=True)]
+        self.shapes = [(len(tap.weight), tap.weight[0].numel() + tap.has_bias) for tap in layers]
         self.sizes = [out * fan_in for out, fan_in in self.shapes]
         if sum(self.sizes) > self.LIMIT:
             raise ValueError(

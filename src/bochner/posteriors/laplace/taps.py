@@ -1,4 +1,6 @@
 """Taps of a network's layers: they record each layer's inputs and the gradients in its pre-activations."""
+# torch.linalg and other parts of torch declare no types:
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
 import math
 import warnings
@@ -17,6 +19,10 @@ from bochner.models import Model
 from bochner.posteriors.mixture import EXCHANGED, Parameters
 from bochner.priors.activations import link
 from bochner.priors.spectra import Matern
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+NORMALISATIONS = (*BATCH_NORMS, *INSTANCE_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,9 @@ class Tap:
     @property
     def weight(self) -> Tensor:
         """The weights of the layer."""
-        return self.module.get_parameter("weight")
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        return weight
 
     @property
     def nudged(self) -> nn.Module:
@@ -158,8 +166,7 @@ def taps(model: Model, *, fan_in: bool = False) -> list[Tap]:
 
 def is_left_out(module: nn.Module) -> bool:
     """Whether a module trains parameters that no tap covers; scales of normalisation layers do not count."""
-    normalisation = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-    if isinstance(module, (*normalisation, OutputLayer, Gaussian)):
+    if isinstance(module, (*NORMALISATIONS, OutputLayer, Gaussian)):
         return False
     return any(parameter.requires_grad for parameter in module.parameters(recurse=False))
 

@@ -1,69 +1,29 @@
-r"""Laplace posteriors over the weights: Kronecker-factored, diagonal, full, or the last layer alone.
-
-Around the MAP estimate the precision is the generalised Gauss–Newton matrix of the whole training set plus the prior's:
-$H = \sum_n J_n^\top \Lambda_n J_n + \tau$. For a layer $z = W\bar a$ ($\bar a$ carries a 1 for the bias) KFAC takes
-
-$$ \sum_n J_n^\top\Lambda_n J_n \approx A \otimes B, \qquad A = \tfrac{1}{NT}\sum_{n,t} \bar a \bar a^\top, \qquad
-   B = \sum_{n,t,c} g_c g_c^\top, $$
-
-with $g_c$ the gradient of output $c$, weighted by a root of $\Lambda_n$, in $z$, and $T$ the positions that share the weights.
-In the eigenbases of A and B, in units of the prior's standard deviations, the prior is added exactly: the precision of entry
-(i, j) is $b_i a_j + 1$. For the two likelihoods here the Gauss–Newton matrix is the Fisher information.
-
-The linearised prediction $f(x) + J(x)(\theta - \theta^*)$ has variance $\sum_{ij} (U_B^\top G U_A)_{ij}^2 / (b_i a_j + \tau)$ for
-each layer, where $G = \sum_t g_t \bar a_t^\top$. For a linear layer that is $\tilde g^2 \cdot M \cdot \tilde a^2$: two matrix
-products and no Jacobian. A convolution sums over its positions, so that $G$ is formed there, for one layer and one chunk at a time.
-
-The lengthscale and the noise stay outside: they are point estimates here.
-
-The prior that a network was trained with is often far too wide for its weights: linearised predictions then are too unsure.
-``tune_prior`` multiplies the precision of all weights, or that of each layer, by a factor m that suits held-out rows; or, without
-any, by the one with the largest marginal likelihood,
-
-$$ \log p(y) \approx \log p(y \mid \theta^*) - \tfrac12 \sum_l m_l \|\theta^*_l\|^2_{\tau_l}
-   - \tfrac12 \log |H| + \tfrac12 \log |m\tau| , $$
-
-which is exact for a linear network with Gaussian noise. Eigenbases do not depend on m, so trying another one costs one prediction,
-or none. For classes held-out rows also choose a temperature of at least 1, by which the outputs of every draw are divided; a
-smaller one would make the network surer everywhere, and so where it has seen nothing.
-
-A list of networks of one shape is treated as one stack: every array then has a leading dimension E, and nothing loops over
-the members.
-"""
+"""The Laplace posterior of a network, or of a stack of networks; the formulas are in :mod:`bochner.posteriors.laplace`."""
+# torch.linalg and other parts of torch declare no types:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Literal
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.utils._pytree import tree_map
 
 from bochner.arguments import as_sequence, dense_tensor, positive_number, shown, whole_number
 from bochner.errors import one_of
-from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.closed_form_classifier import average_classes, seed_of
-from bochner.posteriors.curvature import Curvature, Diagonal, FactoredKron, Full, Kron, LayerTensors
+from bochner.posteriors.laplace.curvature import Curvature, Diagonal, FactoredKron, Full, Kron, LayerTensors
+from bochner.posteriors.laplace.taps import Listener, Tap, likelihood_root, taps, unit_cotangents
+from bochner.posteriors.laplace.tuning import CHUNK_ROWS, MULTIPLIERS, tune_by_evidence, tune_by_rows
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
-from bochner.posteriors.taps import Listener, Tap, likelihood_root, taps, unit_cotangents
-from bochner.predictive import GaussianPredictive, Predictive, not_spoken_against
+from bochner.predictive import GaussianPredictive, Predictive
 from bochner.training.checks import as_stack, check_data
 from bochner.training.loaders import Batches, TensorOrLoader, over_batches
-
-CHUNK = 256  # held-out rows that are processed at a time
-SEARCH_DRAWS = 32  # draws of the outputs of a held-out row, for each prior and temperature that is tried
-TEMPERATURE_SPREAD = (
-    0.5  # prior standard deviation of the log temperature: most temperatures are within a factor of 2 of 1
-)
-MULTIPLIERS = tuple(
-    10.0 ** (k / 2) for k in range(-4, 13)
-)  # factors on the prior precision that are tried, 0.01 to 10⁶
 
 STRUCTURES: dict[str, type[Curvature]] = {
     "kfac": Kron,
@@ -225,9 +185,9 @@ class Laplace:
         if not tried:
             raise ValueError("The multipliers parameter must hold at least one number, got none.")
         if x is None:
-            _tune_by_evidence(self, tried, per_layer)
+            tune_by_evidence(self, tried, per_layer)
         else:
-            _tune_by_rows(self, Batches(self.model, x, y, size=CHUNK).of_all_processes(), tried, per_layer)
+            tune_by_rows(self, Batches(self.model, x, y, size=CHUNK_ROWS).of_all_processes(), tried, per_layer)
         return self.prior_multipliers
 
     def sample_weights(self, num: int, *, generator: torch.Generator | None = None) -> Parameters:
@@ -294,10 +254,10 @@ class Laplace:
         """
         samples, chunk = whole_number("samples", samples), whole_number("chunk", chunk)
         mean, covariance = self.output_moments(x, chunk=chunk, own=own)
-        return self._from_moments(mean, covariance, samples=samples, generator=generator, temperature=self.temperature)
+        return self.predictive_of(mean, covariance, samples=samples, generator=generator, temperature=self.temperature)
 
     @torch.no_grad()
-    def _from_moments(
+    def predictive_of(
         self,
         mean: Tensor,
         covariance: Tensor,
@@ -323,60 +283,3 @@ class Laplace:
     def _predictive(self, outputs: Iterator[Tensor]) -> Predictive:
         noise = self._noise() if isinstance(self.model.likelihood, Gaussian) else None
         return mixture(self.model, (self._members(f) for f in outputs), noise)
-
-
-def _tune_by_evidence(posterior: Laplace, tried: list[float], per_layer: bool) -> None:
-    gaussian = [i for i, tap in enumerate(posterior.layers) if not isinstance(tap.module, StationaryLayer)]
-    for group in [[i] for i in gaussian] if per_layer else [gaussian]:
-
-        def evidence(multiplier: float, group: list[int] = group) -> float:
-            every = [multiplier if i in group else m for i, m in enumerate(posterior.prior_multipliers)]
-            posterior.set_prior(every)
-            return float(posterior.log_marginal_likelihood.sum())
-
-        best = max(tried, key=evidence)
-        evidence(best)
-
-
-def _tune_by_rows(posterior: Laplace, rows: list[tuple[Tensor, Tensor]], tried: list[float], per_layer: bool) -> None:
-    count = sum(len(y) for _, y in rows)
-    if count < 2:
-        raise ValueError(f"tune_prior needs at least two held-out rows, got {count} instead.")
-
-    def held_out(multipliers: float | list[float]) -> tuple[Tensor, float]:
-        """Log probability of every row, and the temperature for it."""
-        posterior.set_prior(multipliers)
-        return _best_temperature(posterior, [(posterior.output_moments(xb), yb) for xb, yb in rows])
-
-    scores = [held_out(multiplier) for multiplier in tried]
-    smallest = int(not_spoken_against(torch.stack([logs for logs, _ in scores])).nonzero().min())
-    every, posterior.temperature = [tried[smallest]] * len(posterior.layers), scores[smallest][1]
-    for i in range(len(posterior.layers)) if per_layer else ():
-        others = {m: held_out([*every[:i], m, *every[i + 1 :]]) for m in tried}
-        every[i] = max(others, key=lambda m: float(others[m][0].mean()))
-        posterior.temperature = others[every[i]][1]
-    posterior.set_prior(every)
-
-
-def _best_temperature(posterior: Laplace, moments: list[tuple[tuple[Tensor, Tensor], Tensor]]) -> tuple[Tensor, float]:
-    """Log probability of rows, and for classes the temperature under which they are most probable."""
-
-    def logs(temperature: float) -> Tensor:
-        parts = [
-            posterior._from_moments(*own, temperature=temperature, samples=SEARCH_DRAWS).log_prob(y)
-            for own, y in moments
-        ]
-        return torch.cat([part.double().reshape(-1, part.shape[-1]).mean(0) for part in parts])
-
-    if isinstance(posterior.model.likelihood, Gaussian):
-        return logs(1.0), 1.0
-    count = sum(len(y) for _, y in moments)
-
-    def loss(log_temperature: float) -> float:
-        # Few rows, all of them right, would ask for any temperature.
-        prior = 0.5 * (log_temperature / TEMPERATURE_SPREAD) ** 2 / count
-        return prior - float(logs(math.exp(log_temperature)).mean())
-
-    best = minimize_scalar(loss, bounds=(0.0, 3.0), method="bounded", options={"xatol": 0.01})
-    temperature = math.exp(float(best.x)) if best.fun < loss(0.0) else 1.0
-    return logs(temperature), temperature
