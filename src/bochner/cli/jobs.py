@@ -1,17 +1,20 @@
 """The work of the commands for tables: fit, predict and evaluate on files. Everything is checked before anything is written."""
 
 import itertools
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from bochner.cli.files import Files
 from bochner.cli.output import note
 from bochner.cli.process import keep
-from bochner.estimators.evaluation import measure
+from bochner.estimators.evaluation import Forecast, forecast, measure
 from bochner.files import write_text
-from bochner.reports.model import Collected, Heading, Rows, measured_report, predicted_report
 from bochner.storage import load, save
 from bochner.tables import fitting
 from bochner.tables.errors import listed
@@ -19,7 +22,12 @@ from bochner.tables.reading import BadRow, Source, open_table, read_table
 from bochner.tables.table import Changes
 from bochner.tables.writing import check_output_kind, write_bad_rows, writer
 
+if TYPE_CHECKING:
+    from bochner.reports.model import Collected
+
 PROGRESS_ROWS = 100_000  # rows between two lines of progress of predict
+FITTING_SHARE = 0.85  # share of the time left after reading that goes to the fit; the rest is for measuring and writing
+TIMED_ROWS = 256  # held-out rows that are predicted first where time is short, to learn how many more there is time for
 
 
 @dataclass
@@ -30,7 +38,7 @@ class Fitted:
         model: The estimator for tables.
         rows: The table that was read.
         parts: Training rows, held-out rows, and the number of held-out rows that cannot be used.
-        metrics: Metrics on the held-out rows; empty where there are none.
+        metrics: Metrics on the held-out rows, or on as many as there was time for; empty where there are none.
         written: Files that were written, the model first.
     """
 
@@ -46,7 +54,15 @@ class Fitted:
         return [*self.rows.notes, *self.model.summary_]
 
 
-def fit_file(files: Files, rows: fitting.TrainingTable, *, share: float, drop: Sequence[str], **options: Any) -> Fitted:
+def fit_file(
+    files: Files,
+    rows: fitting.TrainingTable,
+    *,
+    share: float,
+    drop: Sequence[str],
+    deadline: float = math.inf,
+    **options: Any,
+) -> Fitted:
     """Fits a model to a table, measures it on a share of the rows, and writes model and report.
 
     Args:
@@ -54,15 +70,19 @@ def fit_file(files: Files, rows: fitting.TrainingTable, *, share: float, drop: S
         rows: The table.
         share: Share of rows held out; 0 fits to all.
         drop: Columns to leave out.
+        deadline: When all but the report should be ready, on the clock of ``time.perf_counter``.
         **options: Parameters of the estimator.
     """
+    if deadline < math.inf:
+        options["budget"] = max(1e-3, FITTING_SHARE * (deadline - time.perf_counter()))
     parts = fitting.fit_table(rows, share=share, drop=drop, **options)
     model, page, metrics = parts.estimator, None, {}
-    if len(parts.held[1]):
-        held, y = model.clean(parts.held[0]), parts.held[1]
-        metrics = measure(model.estimator_, held, y)
+    if len(parts.held):
+        measured = parts.held[_in_time(parts, deadline)]
+        said, y = forecast(model.estimator_, parts.clean.iloc[measured], rows.y[measured]), rows.y[measured]
+        metrics = measure(model.estimator_, y, said)
         if files.report is not None:  # made before the model is written: a report that fails leaves no model behind
-            page = _held_out_report(files, rows, parts)
+            page = _held_out_report(files, rows, parts, said if len(measured) == len(parts.held) else None)
     assert files.out is not None
     save(files.out, model)
     keep(files.out)
@@ -72,15 +92,30 @@ def fit_file(files: Files, rows: fitting.TrainingTable, *, share: float, drop: S
     return Fitted(model, rows, parts, metrics, [*written, *_list_bad(files, rows.bad)])
 
 
-def _held_out_report(files: Files, rows: fitting.TrainingTable, parts: fitting.FittedTable) -> Any:
-    """The report on the held-out rows of a fit."""
-    model = parts.estimator
+def _in_time(parts: fitting.FittedTable, deadline: float) -> np.ndarray:
+    """Positions of the held-out rows to measure with: all, or as many, evenly spaced, as can be predicted before the deadline."""
+    count = len(parts.held)
+    if deadline == math.inf or count <= 2 * TIMED_ROWS:
+        return np.arange(count)
+    start = time.perf_counter()
+    forecast(parts.estimator.estimator_, parts.clean.iloc[parts.held[:TIMED_ROWS]])
+    now = time.perf_counter()
+    rows = int(TIMED_ROWS * (deadline - now) / (now - start))
+    return np.unique(np.linspace(0, count - 1, min(count, max(TIMED_ROWS, rows))).round().astype(int))
+
+
+def _held_out_report(
+    files: Files, rows: fitting.TrainingTable, parts: fitting.FittedTable, said: Forecast | None
+) -> Any:
+    """The report on the held-out rows of a fit, from what the model says of them if that is known already."""
+    from bochner.reports.model import Heading, Rows, measured_report
+
     train, held = (
-        Rows(frame, model.clean(frame), rows.places[frame.index].tolist(), targets)
-        for frame, targets in (parts.train, parts.held)
+        Rows(rows.frame.iloc[at], parts.clean.iloc[at], rows.places[at].tolist(), rows.y[at])
+        for at in (parts.train, parts.held)
     )
     heading = Heading(f"{files.table.name}: {rows.target.name}", rows.unit, rows.notes)
-    return measured_report(model, held, heading, train=train, say=note)
+    return measured_report(parts.estimator, held, heading, said=said, train=train, say=note)
 
 
 def _list_bad(files: Files, bad: list[BadRow]) -> list[Path]:
@@ -134,6 +169,8 @@ def predict_file(files: Files, model: Path, *, coverage: float, device: str) -> 
         coverage: Probability of the intervals.
         device: Where to compute.
     """
+    from bochner.reports.model import Collected, Heading, predicted_report
+
     source = open_table(files.table)
     assert files.out is not None
     check_output_kind(files.out, source)
@@ -152,7 +189,7 @@ def predict_file(files: Files, model: Path, *, coverage: float, device: str) -> 
 
 
 def _predict_pieces(
-    estimator: Any, source: Source, files: Files, coverage: float, collected: Collected | None
+    estimator: Any, source: Source, files: Files, coverage: float, collected: "Collected | None"
 ) -> Predicted:
     """Predicts a table piece by piece."""
     table, target = estimator.table_, estimator.target_
@@ -227,12 +264,15 @@ def evaluate_file(files: Files, model: Path, device: str) -> Evaluated:
         if unknown := sorted(set(y) - set(estimator.classes_)):
             raise ValueError(f"{files.table} has the class '{unknown[0]}', which the model does not know.")
     clean = adapted.transform(frame, changes)
-    done = Evaluated(measure(estimator.estimator_, clean, y), [*source.notes, *column_notes, *target_notes])
+    said = forecast(estimator.estimator_, clean, y)
+    done = Evaluated(measure(estimator.estimator_, y, said), [*source.notes, *column_notes, *target_notes])
     done.notes += changes.lines()
     if listed_at := _list_bad(files, source.bad):
         done.notes.append(f"{len(source.bad)} rows cannot be used and are left out: {listed_at[0]}")
     if files.report is not None:
+        from bochner.reports.model import Heading, Rows, measured_report
+
         evaluated = Rows(frame, clean, [piece.places[row] for row in rows], y)
         heading = Heading(f"{files.table.name}: {target.name}", source.unit, done.notes)
-        done.page = measured_report(estimator, evaluated, heading, say=note)
+        done.page = measured_report(estimator, evaluated, heading, said=said, say=note)
     return done

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,11 @@ import typer
 
 from bochner.cli.files import STDOUT, Files, check_model_file
 from bochner.cli.output import note, say
+from bochner.cli.process import start_time
 from bochner.errors import unknown_name
 
 QUICK_SECONDS = 10.0  # seconds that --quick allows
-FITTING_SHARE = 0.85  # share of a budget for starting, reading and fitting; the rest is for measuring and writing
+NOTABLE_OVERRUN = 1.2  # factor on the budget from which on a line says why it was not kept
 MAX_WIDTH = 10_000  # units of a hidden layer
 MAX_LAYERS = 20  # hidden layers
 TASKS = ("auto", "regression", "classification")
@@ -103,13 +105,11 @@ def _bad_rows_file(out: Path, table: Path, wanted: bool) -> Path | None:
     return out.with_name(f"{table.stem}-bad-rows.csv") if wanted else None
 
 
-def _budget(seconds: float | None, quick: bool, began: float) -> float | None:
-    """Seconds that are left for fitting."""
+def _budget(seconds: float | None, quick: bool) -> float:
+    """Seconds that it may take, but for the report."""
     if seconds is not None and quick:
         raise ValueError(f"The options --budget and --quick exclude each other: --quick is --budget {QUICK_SECONDS:g}.")
-    if quick:
-        seconds = QUICK_SECONDS
-    return None if seconds is None else max(1e-3, FITTING_SHARE * seconds - (time.perf_counter() - began))
+    return QUICK_SECONDS if quick else math.inf if seconds is None else seconds
 
 
 def fit(
@@ -138,10 +138,9 @@ def fit(
         bochner fit houses.csv --target price
         bochner fit churn.csv --target left --drop name --report churn.html --quick
     """
-    began = time.perf_counter()
+    began, seconds = start_time(), _budget(budget, quick)
     files = Files(table, out, report, _bad_rows_file(out, table, skip_bad_rows))
     _check_fit(files, task, test)
-    _budget(budget, quick, began)
     from bochner.cli.jobs import fit_file
     from bochner.tables.estimators import TableRegressor
     from bochner.tables.fitting import read_training
@@ -153,8 +152,12 @@ def fit(
     note(f"reading {table}")
     drops = _drop_names(drop or [], open_table(table).names)
     rows = read_training(table, target, drops, task, skip_bad_rows)
-    options["budget"] = _budget(budget, quick, began)
-    done = fit_file(files, rows, share=test, drop=drops, **options)
+    read = time.perf_counter() - began
+    done = fit_file(files, rows, share=test, drop=drops, deadline=began + seconds, **options)
+    if report is None and time.perf_counter() - began > NOTABLE_OVERRUN * seconds:
+        note(
+            f"{seconds:g} s were too few: to start and read the table took {read:.1f} s, and then came the shortest fit"
+        )
     if report is not None and report not in done.written:
         note("no report: no held-out row is of a class that was learned")
     _tell_json(done) if as_json else _tell(done)
@@ -174,7 +177,7 @@ def _check_fit(files: Files, task: str, test: float) -> None:
 def _tell_json(done: Any) -> None:
     """Prints what ``_tell`` says as one JSON object, for programs."""
     answer: dict[str, Any] = {"model": str(done.written[0]), "task": done.rows.target.task}
-    answer |= {"rows": len(done.parts.train[1]), "inputs": len(done.model.table_.outputs)}
+    answer |= {"rows": len(done.parts.train), "inputs": len(done.model.table_.outputs)}
     answer |= {"left_out": len(done.rows.bad), "summary": done.summary, "held_out": done.metrics}
     print(json.dumps(answer, allow_nan=False))
 
@@ -182,7 +185,7 @@ def _tell_json(done: Any) -> None:
 def _tell(done: Any) -> None:
     """Prints what the columns were taken for, what was fitted, how good it is, and where it was written."""
     model, parts = done.model, done.parts
-    rows, held = len(parts.train[1]), len(parts.held[1]) + parts.left_out
+    rows, held = len(parts.train), len(parts.held) + parts.left_out
     for line in done.summary:
         say(f"  {line}")
     say(f"{model.target_.task} of '{model.target_.name}' from {len(model.table_.outputs)} columns")
@@ -192,7 +195,12 @@ def _tell(done: Any) -> None:
         say(f"{len(done.rows.bad)} rows cannot be used and are left out: {done.written[-1]}")
     if done.metrics:
         rest = f" ({parts.left_out} of classes without a row to learn from are left out)" if parts.left_out else ""
-        say(f"on held-out rows{rest}:")
+        timed = (
+            ""
+            if done.metrics["rows"] == len(parts.held)
+            else f", {done.metrics['rows']} of {len(parts.held)} for the time"
+        )
+        say(f"on held-out rows{rest}{timed}:")
         _show(done.metrics, as_json=False)
     say(f"written: {'  '.join(str(path) for path in done.written)}")
     say(f"next: bochner predict {done.written[0]} NEW.csv")

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,6 +14,7 @@ STOP_SIGNALS = {"SIGINT": "Ctrl-C", "SIGTERM": "SIGTERM", "SIGHUP": "SIGHUP"}
 
 _kept: dict[Path, str] = {}  # finished files of the running command, and how to go on from each
 _received: list[int] = []  # numbers of the stop signals that came
+_started: list[float] = []  # when the process began, on the clock of time.perf_counter
 
 
 class Stopped(KeyboardInterrupt):
@@ -21,6 +23,11 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(number)
         self.number = number
+
+
+def start_time() -> float:
+    """When the process of the command line began, on the clock of ``time.perf_counter``; now, if it runs within another one."""
+    return _started[0] if _started else time.perf_counter()
 
 
 def begin() -> None:
@@ -95,6 +102,7 @@ def _check_width() -> None:
 
 def start() -> None:
     """Runs the command line in a process of its own: exit code 130 after Ctrl-C, 1 where standard output fails."""
+    _started.append(time.perf_counter())
     _listen()
     _prepare_streams()
     _check_width()

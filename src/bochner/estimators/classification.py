@@ -79,7 +79,7 @@ class ClassMixture:
 
     def probabilities(self, inputs: Inputs) -> Tensor:
         """Probability of each class at a piece of rows, (n, c): the weighted mean of the members' probabilities."""
-        parts = [m.weight * m.head.probabilities(inputs.of(m.network)) for m in self.members]
+        parts = [m.weight * m.head.probabilities_of(*inputs.predicted_by(m)) for m in self.members]
         return torch.stack(parts).sum(0)
 
     def left(self, inputs: Inputs) -> Tensor:
@@ -201,15 +201,10 @@ def _wide(rows: TrainingRows, plan: Plan, task: Task, spectrum: Spectrum) -> _Ca
     final = SoftmaxHead.fit(phi, rows[plan.order[: settings.head_rows]], amplitude)
     judged = [
         # The problem is convex: it has one optimum, wherever the search begins.
-        _judge(SoftmaxHead.fit(phi, rows[plan.others(number, MAX_TRIAL_ROWS)], amplitude, final.weights), rows.x[fold])
+        SoftmaxHead.fit(phi, rows[plan.others(number, MAX_TRIAL_ROWS)], amplitude, final.weights).predict(rows.x[fold])
         for number, fold in enumerate(plan.folds)
     ]
     return _Candidate.judged(judged, rows[plan.judging], [(None, final)])
-
-
-def _judge(head: SoftmaxHead, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Latent functions and variance left at rows that a head has not learnt from."""
-    return head.latent(x), head.variance_left(x)
 
 
 def choose_averaging(latent: Tensor, variance: Tensor, rows: TrainingRows) -> float:
@@ -283,7 +278,7 @@ def _deep(rows: TrainingRows, extractors: Extractors, plan: Plan, task: Task) ->
         phi = features(j, best.scale)
         final = SoftmaxHead.fit(phi, deep[j][plan.order[: task.settings.head_rows]], best.amplitude)
         without = SoftmaxHead.fit(phi, deep[j][plan.others(j, MAX_TRIAL_ROWS)], best.amplitude, final.weights)
-        judged.append(_judge(without, deep[j].x[fold]))
+        judged.append(without.predict(deep[j].x[fold]))
         heads.append((j, final))
     return _Candidate.judged(judged, rows[plan.judging], heads)
 

@@ -1,12 +1,17 @@
-"""Metrics of a fitted estimator on rows that it has not learnt from."""
+"""What a fitted estimator says of rows that it has not learnt from, and how good it is."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.stats import norm
 from sklearn.metrics import r2_score
 
 from bochner import metrics
+from bochner.estimators.targets import as_tensor
+from bochner.members.features import FEATURE_CHUNK_ROWS
+from bochner.members.member import Inputs
 from bochner.predictive import central_interval
 
 
@@ -37,10 +42,62 @@ def class_metrics(labels: np.ndarray, p: np.ndarray) -> dict[str, float]:
     return scores | ({"auc": metrics.auc(labels, p)} if p.shape[1] == 2 == len(np.unique(labels)) else {})
 
 
-def measure(estimator: Any, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
-    """Metrics of a fitted estimator on rows that it has not learnt from, and the share of rows beyond its threshold."""
-    common = {"rows": len(x), "flagged": float(np.mean(estimator.ood_score(x) > estimator.ood_threshold_))}
-    if hasattr(estimator, "classes_"):
-        return common | class_metrics(np.searchsorted(estimator.classes_, y), estimator.predict_proba(x))
-    interval = estimator.predict_interval(x, 0.9)
-    return common | mixture_metrics(y, estimator.predict(x), estimator.log_prob(x, y), interval)
+@dataclass(frozen=True)
+class Forecast:
+    """What an estimator says of some rows, from one pass over them.
+
+    Attributes:
+        values: Mean, standard deviation, low and high end of the interval, (n, 4); or class probabilities, (n, c).
+        scores: OOD scores, (n,).
+        log_density: Log density of each target, (n,); None for classes, and where targets are not known.
+    """
+
+    values: np.ndarray
+    scores: np.ndarray
+    log_density: np.ndarray | None = None
+
+    @property
+    def centres_and_ends(self) -> np.ndarray:
+        """Mean, low and high end of the interval, (n, 3), of a forecast of numbers."""
+        return self.values[:, [0, 2, 3]]
+
+
+def forecast(estimator: Any, x: Any, y: np.ndarray | None = None, coverage: float = 0.9) -> Forecast:
+    """Everything that a fitted estimator with one target says of rows: the same numbers as from its methods, several times quicker.
+
+    Args:
+        estimator: A StationaryRegressor or StationaryClassifier.
+        x: The rows.
+        y: Their targets, if they are known.
+        coverage: Probability of the intervals.
+    """
+    (mixture,), first = estimator.mixtures_, 0
+    values, scores, densities = [], [], []
+    for rows in estimator._inputs(x).split(FEATURE_CHUNK_ROWS):
+        inputs = Inputs(rows, mixture.extractors)
+        scores.append(estimator.novelty_(rows, mixture.left(inputs)))
+        if hasattr(estimator, "classes_"):
+            values.append(mixture.probabilities(inputs))
+            continue
+        predictive = mixture.predict(inputs)
+        ends = [predictive.quantile(0.5 + side * coverage / 2) for side in (-1, 1)]
+        values.append(torch.stack([*predictive.moments(), *ends], 1))
+        if y is not None:
+            densities.append(predictive.log_prob(as_tensor(y[first : first + len(rows)], rows)))
+        first += len(rows)
+    log_density = torch.cat(densities).cpu().numpy() if densities else None
+    return Forecast(torch.cat(values).cpu().numpy(), torch.cat(scores).cpu().numpy(), log_density)
+
+
+def measure(estimator: Any, y: np.ndarray, said: Forecast) -> dict[str, float]:
+    """Metrics of what a fitted estimator says of rows that it has not learnt from, and the share of rows beyond its threshold.
+
+    Args:
+        estimator: The estimator.
+        y: The targets of the rows.
+        said: The forecast of the rows, with these targets.
+    """
+    common = {"rows": len(y), "flagged": float(np.mean(said.scores > estimator.ood_threshold_))}
+    if said.log_density is None:
+        return common | class_metrics(np.searchsorted(estimator.classes_, y), said.values)
+    return common | mixture_metrics(y, said.values[:, 0], said.log_density, said.values[:, 2:])

@@ -68,7 +68,7 @@ class RegressionMixture:
         """The predictive distribution at a piece of rows."""
         means, stds = [], []
         for member in self.members:
-            mean, variance = member.head.predict(inputs.of(member.network))
+            mean, variance = inputs.predicted_by(member)
             means.append(mean)
             stds.append((variance + member.head.noise**2).sqrt())
         mixture = NormalMixture(

@@ -94,9 +94,13 @@ class GaussianHead:
         prior = self.features.spectrum.kernel(scaled) - phi @ phi.mT
         return (phi @ self.mean)[:, 0], half.mT @ half + self.amplitude**2 * prior
 
+    def left_of(self, _: Tensor, variance: Tensor) -> Tensor:
+        """Share of the prior variance that the rows leave, (n,), from what ``predict`` returned."""
+        return variance / self.amplitude**2
+
     def variance_left(self, x: Tensor) -> Tensor:
         """Share of the prior variance that the rows leave, (n,)."""
-        return self.predict(x)[1] / self.amplitude**2
+        return self.left_of(*self.predict(x))
 
     @property
     def log_evidence(self) -> float:
@@ -184,16 +188,28 @@ class SoftmaxHead:
 
     def probabilities(self, x: Tensor) -> Tensor:
         """Probability of each class at each row, (n, c)."""
+        return as_probabilities(self.latent(x)) if self.averaging == 0 else self.probabilities_of(*self.predict(x))
+
+    def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Latent functions at each row, (n, 1) or (n, c), and the share of the prior variance that the rows leave, (n,)."""
+        phi = self.features(x)
+        half = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
+        left = half.square().sum(0) / self.amplitude**2 + (1 - phi.square().sum(1)).clamp(min=0)
+        return phi @ self.weights, left
+
+    def probabilities_of(self, latent: Tensor, left: Tensor) -> Tensor:
+        """Probability of each class at each row, (n, c), from what ``predict`` returned."""
         if self.averaging == 0:
-            return as_probabilities(self.latent(x))
-        variance = self.averaging * self.amplitude**2 * self.variance_left(x)
-        return as_probabilities(moderated(self.latent(x), variance))
+            return as_probabilities(latent)
+        return as_probabilities(moderated(latent, self.averaging * self.amplitude**2 * left))
+
+    def left_of(self, _: Tensor, left: Tensor) -> Tensor:
+        """Share of the prior variance that the rows leave, (n,), from what ``predict`` returned."""
+        return left
 
     def variance_left(self, x: Tensor) -> Tensor:
         """Share of the prior variance that the rows leave, (n,), whatever their labels."""
-        phi = self.features(x)
-        half = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
-        return half.square().sum(0) / self.amplitude**2 + (1 - phi.square().sum(1)).clamp(min=0)
+        return self.predict(x)[1]
 
 
 def moderated(latent: Tensor, variance: Tensor) -> Tensor:

@@ -32,11 +32,15 @@ class Member:
 
 
 class Inputs:
-    """Rows as inputs of any member: the columns, and the outputs of each network, computed when first needed."""
+    """A piece of rows for any member: the columns, the outputs of each network and what each head says of them.
+
+    All but the columns is computed when it is first needed, and once.
+    """
 
     def __init__(self, x: Tensor, extractors: "Extractors | None") -> None:
         self.x, self.extractors = x, extractors
         self.deep: dict[int, Tensor] = {}
+        self.said: dict[int, tuple[Tensor, Tensor]] = {}  # by the identity of the head
 
     def of(self, network: int | None) -> Tensor:
         """Inputs of a member on this network, or on the columns."""
@@ -47,12 +51,19 @@ class Inputs:
             self.deep[network] = self.extractors(network, self.x)
         return self.deep[network]
 
+    def predicted_by(self, member: Member) -> tuple[Tensor, Tensor]:
+        """What the member's head predicts: mean and variance, or latent functions and the variance left."""
+        if id(member.head) not in self.said:
+            self.said[id(member.head)] = member.head.predict(self.of(member.network))
+        return self.said[id(member.head)]
+
 
 def weighted_variance_left(members: Sequence[Member], inputs: Inputs) -> Tensor:
     """Share of the prior variance that the training rows leave at each row, from 0 to 1: the members' weighted mean."""
     total = torch.zeros(len(inputs.x), dtype=torch.float64, device=inputs.x.device)
     for member in members:
-        total += member.weight * member.head.variance_left(inputs.of(member.network)).clamp(max=1.0)
+        left = member.head.left_of(*inputs.predicted_by(member))
+        total += member.weight * left.clamp(max=1.0)
     return total.clamp(max=1.0)
 
 

@@ -104,29 +104,34 @@ class _TableEstimator(BaseEstimator):
         if problems or table is None or target is None:
             raise TableError(*problems)
         labels = values if self._task == "regression" else first_spellings(series, values)
-        return self.fit_understood(table, target, frame, labels, sample_weight, began)
+        return self.fit_understood(table, target, table.transform(frame), labels, sample_weight, began)
 
     def fit_understood(
-        self, table: Table, target: Target, X: Any, y: np.ndarray, sample_weight: Any = None, began: float | None = None
+        self,
+        table: Table,
+        target: Target,
+        clean: pd.DataFrame,
+        y: np.ndarray,
+        sample_weight: Any = None,
+        began: float | None = None,
     ) -> Self:
         """Fits to a table whose columns and target are understood already.
 
         Args:
             table: What the columns are.
             target: What the target is.
-            X: A DataFrame.
+            clean: The rows as numbers and categories, from ``table.transform``.
             y: The target as numbers or labels.
             sample_weight: How many rows each row stands for; (n,).
             began: When the time of the budget began, on ``time.perf_counter``.
         """
-        began, frame = began or time.perf_counter(), as_frame(X)
-        clean, estimator = table.transform(frame), self._make()
+        began, estimator = began or time.perf_counter(), self._make()
         if self.budget is not None:  # understanding the table has taken its part
             estimator.budget = max(1e-3, self.budget - (time.perf_counter() - began))
         estimator.fit(clean, y, sample_weight)
         estimator.budget = self.budget
         self.table_, self.target_, self.estimator_ = table, target, estimator
-        self.n_features_in_ = frame.shape[1]
+        self.n_features_in_ = len(table.columns)
         return self
 
     @property

@@ -1,5 +1,6 @@
 """From a table in a file to a fitted estimator, and from an estimator to the columns that a prediction adds."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 from sklearn.model_selection import train_test_split
 
+from bochner.estimators.evaluation import forecast
 from bochner.tables.cells import read_numbers
 from bochner.tables.errors import TableError, listed, no_column
 from bochner.tables.estimators import TableClassifier, TableRegressor
@@ -53,14 +55,16 @@ class FittedTable:
 
     Attributes:
         estimator: A TableRegressor or a TableClassifier.
-        train: Inputs and targets that it was fitted to.
-        held: Inputs and targets of held-out rows whose classes it knows.
+        clean: All rows of the table as numbers and categories.
+        train: Numbers of the rows that it was fitted to.
+        held: Numbers of the held-out rows whose classes it knows.
         left_out: Number of held-out rows of classes that it does not know.
     """
 
     estimator: Any
-    train: tuple[pd.DataFrame, np.ndarray]
-    held: tuple[pd.DataFrame, np.ndarray]
+    clean: pd.DataFrame
+    train: np.ndarray
+    held: np.ndarray
     left_out: int
 
 
@@ -86,14 +90,11 @@ def predict_rows(estimator: Any, clean: pd.DataFrame, coverage: float) -> dict[s
     """
     model = estimator.estimator_
     names = added_names(estimator.target_.name, getattr(model, "classes_", None))
-    score = model.ood_score(clean)
-    scores = (score, score > model.ood_threshold_)
+    said = forecast(model, clean, coverage=coverage)
+    columns = [*said.values.T, said.scores, said.scores > model.ood_threshold_]
     if hasattr(model, "classes_"):
-        p = model.predict_proba(clean)
-        return dict(zip(names, (model.classes_[p.argmax(1)], *p.T, *scores), strict=True))
-    mean, std = model.predict(clean, return_std=True)
-    low, high = model.predict_interval(clean, coverage).T
-    return dict(zip(names, (mean, std, low, high, *scores), strict=True))
+        columns.insert(0, model.classes_[said.values.argmax(1)])
+    return dict(zip(names, columns, strict=True))
 
 
 def read_training(
@@ -174,7 +175,8 @@ def is_footer(texts: pd.DataFrame, decimal: str) -> bool:
 def keep_readable(source: Source, piece: Piece, target: Target) -> tuple[np.ndarray, np.ndarray]:
     """Targets that can be read, and the indices of their rows; the other rows are added to ``source.bad``."""
     y, bad = target.values(piece.texts[target.name])
-    blank = bad & (piece.texts.map(str.strip) == "").all(axis=1).to_numpy()
+    blank = bad.copy()
+    blank[bad] = (piece.texts[bad].map(str.strip) == "").all(axis=1).to_numpy()
     if blank.any():
         source.notes.append(f"{int(blank.sum())} rows without any cell left out")
     totals = is_footer(piece.texts, target.column.decimal)
@@ -217,8 +219,10 @@ def fit_table(table: TrainingTable, *, share: float, drop: Sequence[str], **opti
     train, held = split_rows(table, share, options["random_state"])
     kind = TableRegressor if table.target.task == "regression" else TableClassifier
     estimator = kind(drop=drop, **options)
-    x, y = table.frame, table.y
-    estimator.fit_understood(table.table, table.target, x.iloc[train], y[train])
+    estimator.check_parameters()
+    began, y = time.perf_counter(), table.y
+    clean = table.table.transform(table.frame)
+    estimator.fit_understood(table.table, table.target, clean.iloc[train], y[train], began=began)
     estimator.verbose = estimator.estimator_.verbose = False
     known = held[np.isin(y[held], y[train])] if table.target.task == "classification" else held
-    return FittedTable(estimator, (x.iloc[train], y[train]), (x.iloc[known], y[known]), len(held) - len(known))
+    return FittedTable(estimator, clean, train, known, len(held) - len(known))

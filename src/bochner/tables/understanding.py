@@ -114,7 +114,7 @@ def _as_numbers(
     absent = cells.is_missing(values, cells.MISSING_NUMBERS)
     numbers = np.where(absent, np.nan, cells.read_numbers(values, decimal))
     unreadable = values[np.isnan(numbers) & ~absent]
-    zeros = sum(len(text) > 1 and text[0] == "0" and text.isdigit() for text in levels)
+    zeros = sum(len(text) > 1 and text.isdigit() for text in levels if text[:1] == "0")
     codes = zeros > max(1, CODE_SHARE * len(levels)) or zeros == len(levels)
     if (
         codes

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bochner.estimators.evaluation import forecast
 from bochner.reports.model.rows import (
     COVERAGE,
     Rows,
-    answers,
     centres,
     is_regression,
     losses,
@@ -22,6 +22,7 @@ from bochner.reports.model.rows import (
     numbers,
     short,
     shown,
+    shown_values,
     total,
 )
 
@@ -172,7 +173,8 @@ def what_if(
             curves.append(_described(column) | {"labels": labels, "x": x, "start": start})
         rows_data.append({"name": title, "line": row.places[0], "columns": curves})
     every = pd.concat(asked)  # one call: many calls take long, many rows hardly longer
-    predictions, strange = answers(model, every, coverage), model.estimator_.ood_score(every)
+    said = forecast(model.estimator_, every, coverage=coverage)
+    predictions, strange = shown_values(model, said), said.scores
     ends = np.cumsum([len(rows) for rows in asked])
     for curve, end in zip((curve for row in rows_data for curve in row["columns"]), ends, strict=True):
         part = slice(end - len(curve["labels"]), end)

@@ -10,8 +10,8 @@ from scipy.stats import norm
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.linear_model import LogisticRegression, RidgeCV
 
-from bochner.estimators.evaluation import class_metrics, mixture_metrics, regression_metrics
-from bochner.reports.model.rows import Rows, class_numbers, is_regression, losses, total
+from bochner.estimators.evaluation import Forecast, class_metrics, measure, regression_metrics
+from bochner.reports.model.rows import Rows, class_numbers, is_regression, losses, shown_values, total
 
 TREES = 100  # trees of the random forest
 TREE_ROWS = 5000  # most rows that a tree learns from: a report on a large table must not take long
@@ -46,14 +46,10 @@ def score(model: Any, name: str, metrics: dict[str, float], y: np.ndarray, predi
     return Score(name, metrics, error, spread / (2 * error) if is_regression(model) and error else spread, loss)
 
 
-def own_score(model: Any, held: Rows, predictions: np.ndarray) -> Score:
-    """The score of the reported model itself, from its ``answers``."""
+def own_score(model: Any, held: Rows, said: Forecast) -> Score:
+    """The score of the reported model itself, from its forecast of the rows."""
     y: Any = held.y
-    if is_regression(model):
-        metrics = mixture_metrics(y, predictions[:, 0], model.estimator_.log_prob(held.clean, y), predictions[:, 1:])
-    else:
-        metrics = class_metrics(class_numbers(model, y), predictions)
-    return score(model, OURS, metrics, y, predictions)
+    return score(model, OURS, measure(model.estimator_, y, said), y, shown_values(model, said))
 
 
 def constant_score(model: Any, name: str, known: np.ndarray, y: np.ndarray) -> Score:

@@ -11,6 +11,7 @@ import sklearn
 import torch
 
 import bochner
+from bochner.estimators.evaluation import Forecast, forecast
 from bochner.members.member import describe_members
 from bochner.reports.model import parts
 from bochner.reports.model.collecting import Collected
@@ -31,13 +32,13 @@ from bochner.reports.model.rows import (
     COVERAGE,
     Answered,
     Rows,
-    answers,
     is_regression,
     number,
     numbers,
     percent,
     short,
     shown,
+    shown_values,
 )
 
 Say = Callable[[str], None]
@@ -67,21 +68,26 @@ class Heading:
     notes: Sequence[str] = ()
 
 
-def measured_report(model: Any, held: Rows, heading: Heading, *, train: Rows | None = None, say: Say) -> Page:
+def measured_report(
+    model: Any, held: Rows, heading: Heading, *, said: Forecast | None = None, train: Rows | None = None, say: Say
+) -> Page:
     """The report on a model for tables, from rows with known targets that it has not seen.
 
     Args:
         model: A fitted TableRegressor or TableClassifier.
         held: The rows.
         heading: Title and notes.
+        said: What the model says of the rows, with their targets, if that is known already.
         train: The rows that the model was fitted to, if known: other models are fitted to them and compared.
         say: Called with a line of text before each step.
     """
     if held.y is None or not len(held):
         raise ValueError(f"The held parameter must hold rows and their targets, got {len(held)} rows.")
-    say(f"the report predicts {len(held)} rows")
-    predictions, scores = answers(model, held.clean), model.estimator_.ood_score(held.clean)
-    answered, ours = Answered(model, held, predictions, scores, heading.unit), own_score(model, held, predictions)
+    if said is None:
+        say(f"the report predicts {len(held)} rows")
+        said = forecast(model.estimator_, held.clean, held.y, COVERAGE)
+    predictions = shown_values(model, said)
+    answered, ours = Answered(model, held, predictions, said.scores, heading.unit), own_score(model, held, said)
     same = "the mean of these rows" if is_regression(model) else "class shares of these rows"
     others = peer_scores(model, train, held, say) if train else [constant_score(model, same, held.y, held.y)]
     cards = [parts.how_good(model, [ours, *others]), parts.trusted(model, ours, predictions)]

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bochner.estimators.evaluation import Forecast
+
 Positions = Sequence[int] | range | np.ndarray
 
 COVERAGE = 0.9  # probability of the intervals in a report
@@ -87,12 +89,9 @@ def is_regression(model: Any) -> bool:
     return model.target_.task == "regression"
 
 
-def answers(model: Any, clean: pd.DataFrame, coverage: float = COVERAGE) -> np.ndarray:
-    """Predictions of a model: mean, low and high end of the interval, (n, 3); or class probabilities, (n, c)."""
-    inner = model.estimator_
-    if is_regression(model):
-        return np.column_stack([inner.predict(clean), inner.predict_interval(clean, coverage)])
-    return inner.predict_proba(clean)
+def shown_values(model: Any, said: Forecast) -> np.ndarray:
+    """The predictions of a forecast that a report shows: mean and both ends of the interval, (n, 3); or probabilities, (n, c)."""
+    return said.centres_and_ends if is_regression(model) else said.values
 
 
 def centres(model: Any, clean: pd.DataFrame) -> np.ndarray:
@@ -107,7 +106,7 @@ def class_numbers(model: Any, y: np.ndarray) -> np.ndarray:
 
 
 def losses(model: Any, y: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-    """Squared error of each row, or minus the log probability of its class; from ``answers`` or ``centres``."""
+    """Squared error of each row, or minus the log probability of its class; from ``shown_values`` or ``centres``."""
     if is_regression(model):
         return (y - predictions[:, 0]) ** 2
     probability = predictions[np.arange(len(y)), class_numbers(model, y)]
