@@ -174,8 +174,11 @@ def test_variance_left_is_weighed_and_stays_within_one():
         def __init__(self, left):
             self.left = left
 
-        def variance_left(self, x):
-            return torch.full((len(x),), self.left, dtype=torch.float64)
+        def predict(self, x):
+            return x[:, 0], torch.full((len(x),), self.left, dtype=torch.float64)
+
+        def left_of(self, _, left):
+            return left
 
     inputs = Inputs(torch.zeros(3, 1, dtype=torch.float64), None)
     found = weighted_variance_left([Member(0.25, Head(0.2)), Member(0.75, Head(1 + 1e-9))], inputs)
