@@ -206,7 +206,7 @@ def _predict_pieces(
         source.raise_empty()
     table, written = table.adapted(first.texts)
     done.notes += written
-    decimal = table.signs(first.texts)[1] or "."
+    decimal = table.decimal_sign(first.texts) or "."
     pieces = itertools.chain([first], pieces)
     del first  # a piece is in memory no longer than it is worked on
     assert files.out is not None

@@ -116,7 +116,7 @@ class Columns:
         return [number for number, column in enumerate(self.columns) if column.categories is not None]
 
     def transform(self, table: Any) -> np.ndarray:
-        """Rows as standardised inputs, (n, inputs)."""
+        """Rows as standardised inputs, (n, inputs), from an array, a DataFrame, or arrays by name in the order of training."""
         plain: list[np.ndarray] = []
         unseen: list[np.ndarray] = []
         known = [column.categories is not None for column in self.columns]
@@ -159,11 +159,18 @@ def _values(table: Any, categorical: list[bool] | None = None) -> list[tuple[str
     """Of each column its name, its values and whether they are numbers; a missing category becomes the category MISSING.
 
     Args:
-        table: An array or a DataFrame.
+        table: An array, a DataFrame, or arrays by name: texts and None are categories, floats are numbers.
         categorical: Which columns are categories; by default those of a categorical type or text.
     """
     if isinstance(table, np.ndarray):
         return [(str(number), values, True) for number, values in enumerate(table.T)]
+    if isinstance(table, dict):
+        return [
+            (f"'{name}'", np.array([MISSING if value is None else value for value in values], dtype=object), False)
+            if values.dtype == object
+            else (f"'{name}'", values, True)
+            for name, values in table.items()
+        ]
     columns = []
     for number, name in enumerate(table.columns):
         series = table[name]

@@ -67,21 +67,25 @@ def forecast(estimator: Any, x: Any, y: np.ndarray | None = None, coverage: floa
 
     Args:
         estimator: A StationaryRegressor or StationaryClassifier.
-        x: The rows.
+        x: The rows; also as arrays by name, in the order of the columns of training.
         y: Their targets, if they are known.
         coverage: Probability of the intervals.
     """
     (mixture,), first = estimator.mixtures_, 0
     values, scores, densities = [], [], []
-    for rows in estimator._inputs(x).split(FEATURE_CHUNK_ROWS):
+    if isinstance(x, dict):  # the columns of one row are read sooner without a DataFrame
+        all_rows = torch.from_numpy(estimator.columns_.transform(x)).to(estimator._device())
+    else:
+        all_rows = estimator._inputs(x)
+    for rows in all_rows.split(FEATURE_CHUNK_ROWS):
         inputs = Inputs(rows, mixture.extractors)
         scores.append(estimator.novelty_(rows, mixture.left(inputs)))
         if hasattr(estimator, "classes_"):
             values.append(mixture.probabilities(inputs))
             continue
         predictive = mixture.predict(inputs)
-        ends = [predictive.quantile(0.5 + side * coverage / 2) for side in (-1, 1)]
-        values.append(torch.stack([*predictive.moments(), *ends], 1))
+        ends = predictive.quantiles([0.5 - coverage / 2, 0.5 + coverage / 2])
+        values.append(torch.cat([torch.stack(predictive.moments(), 1), ends], 1))
         if y is not None:
             densities.append(predictive.log_prob(as_tensor(y[first : first + len(rows)], rows)))
         first += len(rows)

@@ -6,7 +6,9 @@ The weights maximise the probability of rows that the members have not learnt fr
 counts as one row in favour of each member.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from scipy.special import ndtri
@@ -51,10 +53,16 @@ class NormalMixture:
     maps: tuple[TargetMap, ...]
 
     def _standard(self, y: Tensor) -> Tensor:
-        """Distance of targets (n,) from each member's mean in its standard deviations, (members, n)."""
-        return torch.stack(
-            [(m.forward(y) - mean) / std for m, mean, std in zip(self.maps, self.mean, self.std, strict=True)]
-        )
+        """Distance of targets (..., n) from each member's mean in its standard deviations, (..., members, n)."""
+        distinct, number = self._distinct_maps
+        mapped = torch.stack([target_map.forward(y) for target_map in distinct], -2)
+        return ((mapped if len(distinct) == 1 else mapped[..., number, :]) - self.mean) / self.std
+
+    @cached_property
+    def _distinct_maps(self) -> tuple[list[TargetMap], Tensor]:
+        """The different maps, and the number of each member's map among them."""
+        distinct = list(dict.fromkeys(self.maps))
+        return distinct, torch.tensor([distinct.index(target_map) for target_map in self.maps], device=self.mean.device)
 
     def member_log_prob(self, y: Tensor) -> Tensor:
         """Log density of each target under each member, (members, n)."""
@@ -73,17 +81,26 @@ class NormalMixture:
         return self.weight @ torch.special.ndtr(self._standard(y))
 
     def quantile(self, level: float) -> Tensor:
-        """The quantile at each row, (n,), by bisection between the lowest and the highest quantile of the members."""
-        z = float(ndtri(level))
+        """The quantile at each row, (n,)."""
+        return self.quantiles([level])[:, 0]
+
+    def quantiles(self, levels: Sequence[float]) -> Tensor:
+        """Quantiles at each row, (n, levels), by bisection between the lowest and the highest quantile of the members."""
+        z = [float(ndtri(level)) for level in levels]
         of_members = torch.stack(
-            [m.inverse(mean + z * std) for m, mean, std in zip(self.maps, self.mean, self.std, strict=True)]
+            [
+                torch.stack([m.inverse(mean + shift * std) for shift in z])
+                for m, mean, std in zip(self.maps, self.mean, self.std, strict=True)
+            ]
         )
-        low, high = of_members.min(0).values, of_members.max(0).values
+        low, high = of_members.min(0).values, of_members.max(0).values  # (levels, n)
         for _ in range(QUANTILE_BISECTIONS if len(self.maps) > 1 else 0):
             middle = 0.5 * (low + high)
-            below = self.cdf(middle) < level
+            share_below = torch.special.ndtr(self._standard(middle))
+            # A product for each level: in a product of all levels together the last digits would depend on their number.
+            below = torch.stack([self.weight @ part < level for part, level in zip(share_below, levels, strict=True)])
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return 0.5 * (low + high)
+        return (0.5 * (low + high)).mT
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the target at each row, (n,) each."""

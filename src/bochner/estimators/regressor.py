@@ -176,7 +176,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
             levels = np.atleast_1d(np.asarray(as_numpy(quantiles), dtype=np.float64))
         if levels.ndim > 1 or not levels.size or not all(0 < level < 1 for level in levels):
             raise ValueError(f"The quantiles parameter must hold numbers between 0 and 1, got {quantiles!r} instead.")
-        return self._map(X, lambda mixture: torch.stack([mixture.quantile(float(q)) for q in levels], 1))
+        return self._map(X, lambda mixture: mixture.quantiles([float(q) for q in levels]))
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
         """Ends, (n, 2), of the central interval that holds the target with probability ``coverage``."""

@@ -7,6 +7,7 @@ that were left out.
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -95,11 +96,17 @@ class TargetMap:
         if self.kind == "identity":
             factor = self.scale * self.spread
             return self.inverse(mean), (factor * std).square()
-        nodes, weights = (torch.from_numpy(v).to(mean) for v in np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES))
+        nodes, weights = (torch.from_numpy(v).to(mean) for v in _quadrature_rule())
         weights = weights / weights.sum()
         values = self.inverse(mean[..., None] + std[..., None] * nodes).clamp(self.low, self.high)
         centre = (values * weights).sum(-1)
         return centre, ((values - centre[..., None]).square() * weights).sum(-1)
+
+
+@cache
+def _quadrature_rule() -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of Gauss–Hermite quadrature."""
+    return np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
 
 
 def _power(u: Tensor, power: float) -> Tensor:

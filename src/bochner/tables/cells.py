@@ -30,6 +30,7 @@ CURRENCIES = (
     r"TRY|ZAR|KRW|SGD|HKD|ILS|THB|kr\.?|zł|Kč|Rs\.?|Fr\.?"
 )
 UNITS = r"%|‰|°[CF]?|(?:k|c|m)?m[²³]?|m2|(?:k|m)?g|lbs?|h|hrs?|min|s|ms|m?l|k?Wh?|hp|mph|km/h|[kMGT]B|sqft|ft|\s[^\W\d_]{1,12}\.?"
+FEW_TEXTS = 100  # texts up to which a dictionary finds the different ones sooner than pandas does
 BLANKS = " \u00a0\u202f\u2009"
 
 
@@ -107,6 +108,14 @@ def plain_form(text: str, decimal: str = ".") -> str:
 
 def once_each(texts: Any, read: Callable[[str], Any]) -> np.ndarray:
     """The results of a function for every text; it is called once for each different text."""
+    if len(texts) <= FEW_TEXTS:  # as in a request with one row: a dictionary is ready before pandas has begun
+        results: dict[str, Any] = {}
+        for text in texts:
+            if text not in results:
+                results[text] = read(text)
+        answers = np.empty(len(texts), dtype=object)
+        answers[:] = [results[text] for text in texts]
+        return answers
     codes, levels = pd.factorize(np.asarray(texts, dtype=object))
     return (
         np.array([read(level) for level in levels], dtype=object)[codes] if len(levels) else np.zeros(0, dtype=object)

@@ -113,12 +113,12 @@ class Table:
         self.check_names([str(name) for name in frame.columns])
         if len(set(map(str, frame.columns))) < frame.shape[1]:
             raise TableError("The table has more than one column of the same name; rename or leave out the others.")
-        by_name = {str(name): frame[name] for name in frame.columns}
+        names = {str(name): name for name in frame.columns}
         changes = Changes() if changes is None else changes
         inputs: dict[str, np.ndarray] = {}
         problems = []
         for column in self.used:
-            values = as_cells(by_name[column.name])
+            values = as_cells(frame[names[column.name]])
             read = read_column(column, values)
             inputs |= read.values
             if changes.add(column, values, read):
@@ -137,31 +137,45 @@ class Table:
             frame: The new rows.
             target: Where its column is among them too, it helps to tell the decimal sign.
         """
-        values, decimal = self.signs(frame, target)
+        return self.adapted_to(self._cells(frame, target), target)
+
+    def adapted_to(self, by_name: dict[str, Any], target: Target | None = None) -> tuple["Table", list[str]]:
+        """What ``adapted`` does, from cells by name of their column, as ``as_cells`` gives them."""
+        votes, decimal = self._votes(by_name, target)
         columns = tuple(
-            adapted(column, values[column.name], decimal) if column.name in values else column
+            adapted(column, by_name[column.name], decimal, votes.get(column.name)) if column.name in by_name else column
             for column in self.columns
         )
-        lines = [f"{column.name}: {REWRITTEN}" for column in columns if column not in self.columns]
+        lines = [f"{new.name}: {REWRITTEN}" for new, old in zip(columns, self.columns, strict=True) if new is not old]
         return Table(columns), lines
 
     def adapted_target(self, frame: pd.DataFrame, target: Target) -> tuple[Target, list[str]]:
         """The same target for new rows that write its numbers in another way, and a line that says so."""
-        values, decimal = self.signs(frame, target)
-        column = adapted(target.column, values[target.name], decimal)
+        by_name = self._cells(frame, target)
+        votes, decimal = self._votes(by_name, target)
+        column = adapted(target.column, by_name[target.name], decimal, votes.get(target.name))
         if target.task != "regression" or column == target.column:
             return target, []
         return replace(target, column=column), [f"{target.name}: {REWRITTEN}"]
 
-    def signs(self, frame: pd.DataFrame, target: Target | None = None) -> tuple[dict[str, Any], str | None]:
-        """Cells of the columns that are used, by name, and the decimal sign of new rows; None where the cells do not tell it."""
+    def decimal_sign(self, frame: pd.DataFrame) -> str | None:
+        """The decimal sign of new rows; None where the cells do not tell it."""
+        return self._votes(self._cells(frame), None)[1]
+
+    def _cells(self, frame: pd.DataFrame, target: Target | None = None) -> dict[str, Any]:
+        """Cells of the columns that are used, and of the target where it is given, by name."""
         names = {str(name): name for name in frame.columns}
+        wanted = [column.name for column in self.used] + ([] if target is None else [target.name])
+        return {name: as_cells(frame[names[name]]) for name in wanted if name in names}
+
+    def _votes(self, by_name: dict[str, Any], target: Target | None) -> tuple[dict[str, cells.Votes], str | None]:
+        """What each column of numbers says about the decimal sign, by name, and the sign that follows from all of them."""
         columns = {column.name: column for column in self.used}
         if target is not None:
             columns[target.name] = target.column
-        by_name = {name: as_cells(frame[names[name]]) for name in columns if name in names}
-        numbers = [values for name, values in by_name.items() if columns[name].kind == "number"]
-        return by_name, cells.file_sign(votes_of(values, known=True) for values in numbers)
+        numbers = {name: values for name, values in by_name.items() if columns[name].kind == "number"}
+        votes = {name: votes_of(values, known=True) for name, values in numbers.items()}
+        return votes, cells.file_sign(votes.values())
 
     def to_json(self) -> list[dict[str, Any]]:
         """Plain data for the model file."""

@@ -83,18 +83,20 @@ def understand_choices(name: str, values: np.ndarray) -> Column:
     return replace(column, note=f"{column.note}; {absent.sum()} missing") if absent.any() else column
 
 
-def adapted(column: Column, values: Any, decimal: str | None) -> Column:
+def adapted(column: Column, values: Any, decimal: str | None, votes: cells.Votes | None) -> Column:
     """The same column for new rows that write its numbers or dates in another way.
 
     Args:
         column: As it was understood in training.
         values: Its cells in the new rows, from ``as_cells``.
         decimal: The decimal sign of the new rows, from all their columns.
+        votes: What a column of numbers says about the sign.
     """
     if not is_text(values):
         return column
     if column.kind == "number":
-        return replace(column, decimal=votes_of(values, known=True).sign or decimal or column.decimal)
+        sign = (votes.sign if votes else "") or decimal or column.decimal
+        return column if sign == column.decimal else replace(column, decimal=sign)
     if column.kind in ("date", "time"):
         read = read_column(column, values)
         if read.unreadable.sum() > (1 - READABLE_SHARE) * (~read.absent).sum():
