@@ -1,7 +1,7 @@
-"""The command line: ``bochner fit``, ``predict``, ``evaluate``, ``info``, ``run``, ``report``, ``demo``, ``data``.
+"""The command line: ``bochner fit``, ``predict``, ``evaluate``, ``info``, ``serve``, ``run``, ``report``, ``demo``, ``data``.
 
-``commands`` puts the commands together as ``app``; ``models``, ``experiments`` and ``data`` hold them: options in, text out.
-``jobs`` does the work of the commands for tables. ``output`` prints. ``process`` handles signals and output streams. What
+``commands`` puts the commands together as ``app``; ``models``, ``serve``, ``experiments`` and ``data`` hold them: options in, text
+out. ``jobs`` does the work of the commands for tables. ``output`` prints. ``process`` handles signals and output streams. What
 takes long to import is imported within the commands, after the checks that need no library: a misspelt file name need not wait for
 torch, and Ctrl-C is understood from the first moment.
 """

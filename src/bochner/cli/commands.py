@@ -8,6 +8,7 @@ import bochner
 from bochner.cli import experiments, models
 from bochner.cli.data import data
 from bochner.cli.output import guarded, say
+from bochner.cli.serve import serve
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Neural networks that know what they do not know.")
 
@@ -30,6 +31,7 @@ def main(
 for command in (
     *(experiments.run, experiments.report, experiments.demo),
     *(models.fit, models.predict, models.evaluate, models.info),
+    serve,
 ):
     app.command()(guarded(command))
 app.add_typer(data, name="data")
