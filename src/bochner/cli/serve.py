@@ -2,7 +2,7 @@
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -69,9 +69,7 @@ def _check_limits(port: int, max_megabytes: float, max_rows: int) -> None:
         raise ValueError(f"The option --max-rows must lie between 1 and {MAX_ROWS}, got {max_rows} instead.")
 
 
-def _answer_until_stopped(
-    model: Path, estimator: object, listener: object, max_megabytes: float, max_rows: int
-) -> None:
+def _answer_until_stopped(model: Path, estimator: Any, listener: Any, max_megabytes: float, max_rows: int) -> None:
     """Runs the server, and says why it ended."""
     from bochner.serving import server
 
