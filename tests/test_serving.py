@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from bochner.cli import app as commands
 from bochner.estimators import StationaryRegressor
-from bochner.estimators.evaluation import answer_rows
+from bochner.estimators.evaluation import forecast
 from bochner.serving import app as serving
 from bochner.serving import server
 from bochner.serving.rows import RequestError, _as_cells
@@ -130,13 +130,13 @@ def test_one_pass_says_what_the_single_calls_say(kind, models):
     table = models[kind].estimator
     clean, model = table.clean(flats(30, seed=2)[0]), table.estimator_
     with one_thread():
-        values, score = answer_rows(model, clean, 0.7)
-        np.testing.assert_array_equal(score, model.ood_score(clean))
+        said = forecast(model, clean, coverage=0.7)
+        np.testing.assert_array_equal(said.scores, model.ood_score(clean))
         if kind == "classes":
-            np.testing.assert_array_equal(values, model.predict_proba(clean))
+            np.testing.assert_array_equal(said.values, model.predict_proba(clean))
         else:
             expected = np.column_stack([*model.predict(clean, return_std=True), model.predict_interval(clean, 0.7)])
-            np.testing.assert_array_equal(values, expected)
+            np.testing.assert_array_equal(said.values, expected)
 
 
 def test_answers_do_not_depend_on_what_runs_beside(model):

@@ -80,9 +80,7 @@ def check_added(names: Sequence[str], target: str, classes: Any) -> None:
         raise TableError(f"The table has a column {listed(taken)}, which is what predictions are called; rename it.")
 
 
-def predict_rows(
-    estimator: Any, clean: pd.DataFrame | dict[str, np.ndarray], coverage: float
-) -> dict[str, np.ndarray]:
+def predict_rows(estimator: Any, clean: pd.DataFrame | dict[str, np.ndarray], coverage: float) -> dict[str, np.ndarray]:
     """The columns that a prediction adds, by name.
 
     Args:
