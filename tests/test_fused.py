@@ -21,8 +21,8 @@ def wave_of(name):
 
 @pytest.mark.parametrize("name", WAVES)
 def test_every_wave_of_the_tables_has_a_plan(name):
-    assert fused.plan(wave_of(name)) is not None
-    assert fused.plan(activations.erf().wave) is None
+    assert fused.kernel_wave(wave_of(name)) is not None
+    assert fused.kernel_wave(activations.erf().wave) is None
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -1,4 +1,4 @@
-"""Stacks of fully connected networks on CUDA, with as few passes over memory as they need.
+"""Steps of fully connected networks, stacked, on CUDA with few passes over memory.
 
 Plain operators go over the activations 11 times (sine) to 40 times (local Matérn), forward and backward: with 500 rows in a batch
 that is most of a training step. Triton kernels take a bias, a wave and a dropout mask at once, the slope with its sum over the
@@ -19,22 +19,22 @@ from bochner.networks import SeededDropout
 from bochner.priors import activations
 from bochner.priors.activations import MaternWave, TrapezoidWave
 
-SINE, TRAPEZOID, BUMP, MATERN, RELU = range(5)
-Plan = tuple[int, float, float, float]  # which wave, and its three constants
+SINE, TRAPEZOID, BUMP, MATERN, RELU = range(5)  # numbers of the waves in the kernel
+KernelWave = tuple[int, float, float, float]  # number of a wave in the kernel, and its three constants
 
 
-def plan(wave: Callable[..., Any]) -> Plan | None:
-    """What the kernel needs to know of a wave; None where it does not have that wave."""
+def kernel_wave(wave: Callable[..., Any]) -> KernelWave | None:
+    """Number and constants of a wave in the kernel; None where the kernel does not have it."""
     if isinstance(wave, TrapezoidWave):
         return TRAPEZOID, wave.height, wave.slope, wave.limit
     if isinstance(wave, MaternWave):
         return MATERN, wave.log_factor, wave.nu - 0.5, math.sqrt(2 * wave.nu)
-    plain: dict[Any, Plan] = {
+    without_constants: dict[Any, KernelWave] = {
         activations._sine_wave: (SINE, math.sqrt(2), 0.0, 0.0),
         activations._bump_wave: (BUMP, 0.0, 0.0, 0.0),
         activations._relu_wave: (RELU, 0.0, 0.0, 0.0),
     }
-    return plain.get(wave)
+    return without_constants.get(wave)
 
 
 @cache
@@ -61,17 +61,17 @@ class _BiasWave(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        u: Tensor, bias: Tensor, how: Plan, dtype: torch.dtype, dropout: Dropout | None
+        u: Tensor, bias: Tensor, in_kernel: KernelWave, dtype: torch.dtype, dropout: Dropout | None
     ) -> tuple[Tensor, Tensor]:
         from bochner.training.fused_kernel import wave
 
         mask, group = (None, bias) if dropout is None else (dropout.mask, dropout.group)
-        return wave(u, bias, how, dtype, mask, group)
+        return wave(u, bias, in_kernel, dtype, mask, group)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        u, _, how, _, dropout = inputs
-        ctx.relu, ctx.dtype, ctx.scale = how[0] == RELU, u.dtype, 1.0 if dropout is None else dropout.scale
+        u, _, in_kernel, _, dropout = inputs
+        ctx.relu, ctx.dtype, ctx.scale = in_kernel[0] == RELU, u.dtype, 1.0 if dropout is None else dropout.scale
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[0] if ctx.relu else output[1])
 
@@ -79,8 +79,10 @@ class _BiasWave(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         from bochner.training.fused_kernel import slope
 
-        (kept,) = ctx.saved_tensors  # the slope, or ReLU's value, which says as much
-        return *slope(grad, kept, ctx.dtype, ctx.relu, ctx.scale), None, None, None
+        (slope_or_value,) = (
+            ctx.saved_tensors
+        )  # the value for ReLU: where it is 0 the slope is, elsewhere the slope is constant
+        return *slope(grad, slope_or_value, ctx.dtype, ctx.relu, ctx.scale), None, None, None
 
 
 def bias_wave(
@@ -91,10 +93,18 @@ def bias_wave(
     dtype: torch.dtype | None = None,
     dropout: Dropout | None = None,
 ) -> Tensor:
-    """The wave at u + bias, for (E, n, width) and (E, width), in a type (that of u by default), and ReLU's times a mask."""
-    how = plan(wave) if u.is_cuda and u.dtype != torch.float64 and available() else None
-    if how is not None:
-        return _BiasWave.apply(u, bias, how, dtype or u.dtype, dropout)[0]  # pyright: ignore[reportOptionalSubscript]
+    """The wave at u + bias, for u (E, n, width) and bias (E, width).
+
+    Args:
+        u: Products of weights and inputs.
+        bias: What is added to each of their rows.
+        wave: The activation's wave.
+        dtype: Type of the result; by default that of u.
+        dropout: Mask that the values are multiplied by; only ReLU takes one.
+    """
+    in_kernel = kernel_wave(wave) if u.is_cuda and u.dtype != torch.float64 and available() else None
+    if in_kernel is not None:
+        return _BiasWave.apply(u, bias, in_kernel, dtype or u.dtype, dropout)[0]  # pyright: ignore[reportOptionalSubscript]
     value = wave(u + bias[:, None])
     return (value if dropout is None else value * dropout.mask[dropout.group]).to(dtype or u.dtype)
 
@@ -140,15 +150,15 @@ def is_plain(module: nn.Module) -> bool:
     return len(layers) > 0
 
 
-def sequence(module: nn.Sequential, numbers: dict[str, Tensor], x: Tensor, dropouts: dict[str, Dropout]) -> Tensor:
-    """A plain sequence in training with stacked numbers (E, ...) on stacked inputs (E, n, d).
+def sequence(module: nn.Sequential, parameters: dict[str, Tensor], x: Tensor, dropouts: dict[str, Dropout]) -> Tensor:
+    """Outputs of a plain sequence in training, with stacked parameters (E, ...), on stacked inputs (E, n, d).
 
-    Products are in the type of the weights; what comes out is in that of the biases.
+    Products are in the type of the weights; the outputs are in that of the biases.
     """
     layers = list(module)
     linears = [i for i, layer in enumerate(layers) if isinstance(layer, nn.Linear)]
     for i in linears:
-        weight, bias = numbers[f"{i}.weight"], numbers[f"{i}.bias"]
+        weight, bias = parameters[f"{i}.weight"], parameters[f"{i}.bias"]
         has_relu = i + 1 < len(layers) and isinstance(layers[i + 1], nn.ReLU)
         dropout = dropouts.get(f"{i + 2}")
         x = x.to(weight.dtype)

@@ -10,7 +10,8 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 BLOCK = 1024  # entries that one program takes
-SINE, TRAPEZOID, BUMP, MATERN, RELU = (tl.constexpr(kind) for kind in range(5))
+SLOPE_ROWS, SLOPE_COLUMNS = 32, 128  # rows that a program sums over at a time, and columns that it takes, in ``slope``
+SINE, TRAPEZOID, BUMP, MATERN, RELU = (tl.constexpr(kind) for kind in range(5))  # as in ``fused``
 
 
 @triton.jit
@@ -52,16 +53,22 @@ def _wave(
 def wave(
     u: Tensor,
     bias: Tensor,
-    plan: tuple[int, float, float, float],
+    kernel_wave: tuple[int, float, float, float],
     dtype: torch.dtype,
     mask: Tensor | None,
     group: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Values and slopes at u (E, n, width) with biases (E, width), in a type; ReLU has no slopes: that tensor is empty.
+    """Values and slopes of a wave at u + bias; under ReLU the slopes are an empty tensor.
 
-    A mask (G, n, width) multiplies the values of ReLU; ``group`` (E,) says which of the G a member has.
+    Args:
+        u: Products of weights and inputs, (E, n, width).
+        bias: Biases, (E, width).
+        kernel_wave: Number of the wave, and its three constants.
+        dtype: Type of the values and slopes.
+        mask: Factors on the values of ReLU, (G, n, width); None for none.
+        group: Which of the G masks each member has, (E,).
     """
-    kind, *constants = plan
+    kind, *constants = kernel_wave
     u, bias = u.contiguous(), bias.contiguous()
     value = torch.empty_like(u, dtype=dtype)
     slope = u.new_empty(0) if kind == RELU.value else torch.empty_like(u, dtype=dtype)
@@ -95,18 +102,21 @@ def _slope(
     tl.store(sum_ptr + member * width + column, total, mask=column < width)
 
 
-def slope(grad: Tensor, kept: Tensor, dtype: torch.dtype, relu: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Gradients at u (E, n, width) in a type, and at the biases (E, width), from those at the values.
+def slope(grad: Tensor, slope_or_value: Tensor, dtype: torch.dtype, relu: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """Gradients in u, (E, n, width), and in the biases, (E, width), from those in the values.
 
-    ``kept`` are the slopes, or the values of ReLU: where one is zero, the unit or its dropout was off, and elsewhere the slope is
-    ``scale``.
+    Args:
+        grad: Gradients in the values.
+        slope_or_value: The slopes of the wave. Under ReLU its values: where one is 0 the slope is 0, elsewhere it is ``scale``.
+        dtype: Type of the gradients in u.
+        relu: Whether the wave is ReLU.
+        scale: Slope of ReLU where it is not 0: 1, or the factor of dropout.
     """
     grad, (members, rows, width) = grad.contiguous(), grad.shape
     inner, total = torch.empty_like(grad, dtype=dtype), grad.new_empty(members, width, dtype=torch.float32)
-    columns = 128
     launch: Any = _slope
-    launch[triton.cdiv(width, columns), members](
-        grad, kept, inner, total, rows, width, scale, RELU=relu, ROWS=32, COLUMNS=columns
+    launch[triton.cdiv(width, SLOPE_COLUMNS), members](
+        grad, slope_or_value, inner, total, rows, width, scale, RELU=relu, ROWS=SLOPE_ROWS, COLUMNS=SLOPE_COLUMNS
     )
     return inner, total
 

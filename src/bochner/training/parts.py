@@ -184,7 +184,7 @@ class StackedNetworks:
         """Outputs (E, n, c) of members that share their activation; on a GPU in few passes over memory."""
         module: Any = head.module
         wave, plain = module.layer.activation.wave, type(module.output) is OutputLayer
-        if not (self.is_fast and plain and fused.plan(wave) and module.layer.intercept() is not None):
+        if not (self.is_fast and plain and fused.kernel_wave(wave) and module.layer.intercept() is not None):
             return head(z)
         numbers = head.parameters | head.fixed
         constants = _HeadConstants(module)

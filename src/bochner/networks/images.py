@@ -1,188 +1,17 @@
-"""Feature extractors: what comes before the model layer."""
+"""Feature extractors for images: small convolutions, GoogLeNet, and a residual network with bounded weights."""
 
-import contextlib
-import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from bochner.arguments import finite_tensor, generator_device, positive_number, probability, shown, whole_number
+from bochner.arguments import generator_device, positive_number, probability, shown, whole_number
+from bochner.networks.columns import linear
+from bochner.networks.dropout import SeededDropout
 
 GOOGLENET_NARROWEST = 16  # channels of the narrowest branch of GoogLeNet
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # that fit_map can seed
-
-
-def linear(
-    in_features: int, out_features: int, *, bias: bool = True, generator: torch.Generator | None = None
-) -> nn.Linear:
-    """An ``nn.Linear`` with torch's usual initial distribution, drawn from an explicit generator."""
-    in_features = whole_number("in_features", in_features)
-    out_features = whole_number("out_features", out_features)
-    generator_device(generator)
-    with torch.random.fork_rng(devices=[]):  # torch first draws weights from its global state; they are replaced
-        layer = nn.Linear(in_features, out_features, bias=bias)
-    bound = in_features**-0.5
-    for parameter in layer.parameters():
-        nn.init.uniform_(parameter, -bound, bound, generator=generator)
-    return layer
-
-
-class SeededDropout(nn.Module):
-    """Dropout whose mask is given from outside: ``fit_map`` draws it from each network's own seed.
-
-    Without a mask, and in evaluation, it passes its input on unchanged.
-
-    Args:
-        p: Probability of setting an entry to zero.
-        shape: Sizes of the mask of a row: those of the features it acts on, or 1 where entries go together.
-    """
-
-    mask: torch.Tensor
-
-    def __init__(self, p: float, *shape: int) -> None:
-        super().__init__()
-        shape = tuple(whole_number("shape", size) for size in shape)
-        self.p, self.shape, self.width = probability("p", p, zero=True), shape, math.prod(shape)
-        self.register_buffer("mask", torch.ones(()), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiplies by the mask, (..., width)."""
-        if not self.training or self.mask.ndim == 0:
-            return x * self.mask if self.training else x
-        return x * self.mask.unflatten(-1, self.shape)
-
-
-@contextlib.contextmanager
-def seeded_dropout(extractors: Sequence[nn.Module], example: torch.Tensor) -> Iterator[None]:
-    """Puts a ``SeededDropout`` in the place of every ``nn.Dropout`` for a while: each network then has masks of its own.
-
-    Args:
-        extractors: Networks of one structure.
-        example: Some inputs, whose passage through the first network tells the sizes.
-    """
-    names = [n for n, m in extractors[0].named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
-    shapes = _output_shapes(extractors[0], names, example) if names else {}
-    names = [name for name in names if name in shapes]  # some layers go past theirs: torch's transformer, in evaluation
-    before: list[dict[str, Any]] = [{name: e.get_submodule(name) for name in names} for e in extractors]
-    try:
-        for extractor, layers in zip(extractors, before, strict=True):
-            for name, layer in layers.items():
-                mask = shapes[name] if type(layer) is nn.Dropout else (shapes[name][0], *[1] * (len(shapes[name]) - 1))
-                extractor.set_submodule(name, SeededDropout(layer.p, *mask).train(layer.training))
-        yield
-    finally:
-        for extractor, layers in zip(extractors, before, strict=True):
-            for name, layer in layers.items():
-                extractor.set_submodule(name, layer.train(extractor.training))
-
-
-def _output_shapes(network: nn.Module, names: list[str], example: torch.Tensor) -> dict[str, torch.Size]:
-    """Sizes of a row at the named modules, without the first."""
-    shapes: dict[str, torch.Size] = {}
-    odd = [n for n in names if type(network.get_submodule(n)) not in DROPOUTS]
-    if odd or "" in names:
-        raise ValueError(f"The networks may hold nn.Dropout and nn.Dropout1d to 3d, got {odd or network} instead.")
-
-    def hear(name: str) -> Any:
-        return lambda _, __, output: shapes.__setitem__(name, output.shape[1:])
-
-    handles = [network.get_submodule(name).register_forward_hook(hear(name)) for name in names]
-    training = network.training
-    try:
-        with torch.no_grad():
-            network.eval()(example)
-    finally:
-        network.train(training)
-        for handle in handles:
-            handle.remove()
-    return shapes
-
-
-class Intervals(nn.Module):
-    r"""Passes every column on, and beside it how much of each of its intervals lies below the value.
-
-    An interval from $l$ to $l + w$ gives $\operatorname{clamp}((x - l) / w, 0, 1) - \tfrac12$. Layers that follow can then learn a
-    steep step or a value that stands out as easily as a slope. Beyond the outermost intervals only the columns themselves change.
-
-    Args:
-        column: Which column each interval divides.
-        left: Where it begins.
-        width: How long it is.
-    """
-
-    column: torch.Tensor
-    left: torch.Tensor
-    width: torch.Tensor
-
-    def __init__(self, column: torch.Tensor, left: torch.Tensor, width: torch.Tensor) -> None:
-        super().__init__()
-        self.register_buffer("column", column)
-        self.register_buffer("left", left)
-        self.register_buffer("width", width)
-
-    @classmethod
-    def of(cls, x: torch.Tensor, most: int, total: int) -> "Intervals":
-        """Intervals between quantiles of the distinct values of each column of standardised rows x, (n, d).
-
-        Values count as distinct from the fourth decimal on. A column of two values or fewer has none: it is a step already.
-
-        Args:
-            x: The rows.
-            most: Number of intervals of a column, at most.
-            total: Number of intervals of all columns, at most.
-        """
-        if finite_tensor("x", x).ndim != 2:
-            raise ValueError(f"The x parameter must have shape (n, d), got {tuple(x.shape)} instead.")
-        most, total = whole_number("most", most, least=0), whole_number("total", total, least=0)
-        x = x if x.is_floating_point() else x.double()
-        # In float32, as in training: values that differ there stay apart.
-        distinct = {k: v.round(decimals=4).float().unique() for k, v in enumerate(x.mT)} if total > 1 else {}
-        divided = {column: values for column, values in distinct.items() if len(values) > 2}
-        most = min(most, total // max(1, len(divided)))
-        column, left, width = [x.new_empty(0, dtype=torch.long)], [x.new_empty(0)], [x.new_empty(0)]
-        for number, values in divided.items() if most > 1 else ():
-            at = torch.linspace(0, len(values) - 1, min(most, len(values) - 1) + 1, dtype=torch.float64)
-            knots = values[at.round().long().to(x.device)]
-            column.append(torch.full_like(knots[1:], number, dtype=torch.long))
-            left.append(knots[:-1])
-            width.append(knots.diff())
-        return cls(torch.cat(column), torch.cat(left).to(x), torch.cat(width).to(x))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., d) to (..., d + number of intervals)."""
-        x = x if x.is_floating_point() else x.to(self.left)
-        covered = (x.index_select(-1, self.column) - self.left) / self.width
-        return torch.cat([x, covered.clamp(0, 1) - 0.5], -1)
-
-
-def mlp(
-    in_features: int,
-    hidden: tuple[int, ...] = (1000, 1000, 500, 25),
-    *,
-    dropout: float = 0.1,
-    generator: torch.Generator | None = None,
-) -> nn.Sequential:
-    """Fully connected extractor of the paper's UCI networks, d-1000-1000-500-25 by default.
-
-    Every layer is followed by a ReLU, except that the last one, the bottleneck, ends without an activation. Dropout acts
-    on the layer before the bottleneck.
-    """
-    if not isinstance(hidden, Sequence) or isinstance(hidden, str) or not hidden:
-        raise ValueError(
-            f"The hidden parameter must name at least one width of 1 or more, got {shown(hidden)} instead."
-        )
-    hidden = tuple(whole_number("hidden", width) for width in hidden)
-    dropout = probability("dropout", dropout, zero=True)
-    layers: list[nn.Module] = []
-    for width in hidden[:-1]:
-        layers += [linear(in_features, width, generator=generator), nn.ReLU()]
-        in_features = width
-    if dropout and layers:
-        layers.append(SeededDropout(dropout, in_features))
-    return nn.Sequential(*layers, linear(in_features, hidden[-1], generator=generator))
+POWER_ITERATIONS = 15  # steps that first estimate the largest singular value of a layer's weights
 
 
 def conv(
@@ -337,7 +166,7 @@ class Bounded(nn.Module):
         self.bound = bound
         self.register_buffer("left", nn.functional.normalize(torch.randn(len(weight), generator=generator), dim=0))
         with torch.no_grad():
-            for _ in range(15):
+            for _ in range(POWER_ITERATIONS):
                 self._iterate(weight.flatten(1))
 
     def _iterate(self, matrix: torch.Tensor) -> torch.Tensor:
