@@ -20,7 +20,8 @@ from bochner.experiments.theory import (
     gram_matrices,
     mixture_error,
 )
-from bochner.reports.theory import FIGURES, save_figure
+from bochner.reports.figures import save_figure
+from bochner.reports.theory import FIGURES
 
 SMALL = Config(monte_carlo=200, gram_points=7, gram_networks=20, error_points=6, error_widths=(5, 50), error_draws=2)
 

@@ -14,7 +14,7 @@ from bochner.estimators import StationaryRegressor
 from bochner.experiments.rows import read_rows, write_rows
 from bochner.files import check_outputs, write_bytes, write_text
 from bochner.reports import page
-from bochner.reports.theory import save_figure
+from bochner.reports.figures import save_figure
 from bochner.storage import load, save
 from bochner.tables.reading import BadRow
 from bochner.tables.writing import write_bad_rows

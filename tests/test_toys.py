@@ -15,7 +15,7 @@ from bochner.experiments.toys import EXPERIMENTS, PAPER, PROCESSES, Config
 from bochner.likelihoods import Gaussian
 from bochner.posteriors import nuts, nuts_many
 from bochner.posteriors.samples import Sampled
-from bochner.reports.theory import save_figure
+from bochner.reports.figures import save_figure
 from bochner.reports.toys import DRAWN_FROM, FIGURES
 
 SMALL = Config(

@@ -152,8 +152,8 @@ def demo(out: Out = Path("demo"), seed: Seed = 0) -> None:
     """Fits a ReLU and a stationary network to the same data and shows who is sure far from it: one picture, three lines."""
     from bochner.experiments.demo import run
     from bochner.reports.demo import demo_sections
+    from bochner.reports.figures import save_figure
     from bochner.reports.page import write
-    from bochner.reports.theory import save_figure
 
     folder = make_folder(out)
     say("A ReLU network and a stationary one learn the same two classes ...")

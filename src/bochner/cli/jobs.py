@@ -13,7 +13,7 @@ import numpy as np
 from bochner.cli.files import Files
 from bochner.cli.output import note
 from bochner.cli.process import keep
-from bochner.estimators.evaluation import Forecast, forecast, measure
+from bochner.estimators.evaluation import Forecast, forecast, forecast_metrics
 from bochner.files import write_text
 from bochner.storage import load, save
 from bochner.tables import fitting
@@ -80,7 +80,7 @@ def fit_file(
     if len(parts.held):
         measured = parts.held[_in_time(parts, deadline)]
         said, y = forecast(model.estimator_, parts.clean.iloc[measured], rows.y[measured]), rows.y[measured]
-        metrics = measure(model.estimator_, y, said)
+        metrics = forecast_metrics(model.estimator_, y, said)
         if files.report is not None:  # made before the model is written: a report that fails leaves no model behind
             page = _held_out_report(files, rows, parts, said if len(measured) == len(parts.held) else None)
     assert files.out is not None
@@ -265,7 +265,7 @@ def evaluate_file(files: Files, model: Path, device: str) -> Evaluated:
             raise ValueError(f"{files.table} has the class '{unknown[0]}', which the model does not know.")
     clean = adapted.transform(frame, changes)
     said = forecast(estimator.estimator_, clean, y)
-    done = Evaluated(measure(estimator.estimator_, y, said), [*source.notes, *column_notes, *target_notes])
+    done = Evaluated(forecast_metrics(estimator.estimator_, y, said), [*source.notes, *column_notes, *target_notes])
     done.notes += changes.lines()
     if listed_at := _list_bad(files, source.bad):
         done.notes.append(f"{len(source.bad)} rows cannot be used and are left out: {listed_at[0]}")

@@ -93,7 +93,7 @@ def forecast(estimator: Any, x: Any, y: np.ndarray | None = None, coverage: floa
     return Forecast(torch.cat(values).cpu().numpy(), torch.cat(scores).cpu().numpy(), log_density)
 
 
-def measure(estimator: Any, y: np.ndarray, said: Forecast) -> dict[str, float]:
+def forecast_metrics(estimator: Any, y: np.ndarray, said: Forecast) -> dict[str, float]:
     """Metrics of what a fitted estimator says of rows that it has not learnt from, and the share of rows beyond its threshold.
 
     Args:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from bochner.experiments.rows import Row, read_rows
 from bochner.reports import images, theory, toys
 from bochner.reports.blocks import MissingRowsError
-from bochner.reports.theory import save_figure
+from bochner.reports.figures import save_figure
 
 
 def how_to_make(path: Path, error: MissingRowsError) -> str:

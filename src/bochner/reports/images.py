@@ -15,7 +15,7 @@ from bochner.datasets import load_images
 from bochner.experiments.rows import Row, read_rows
 from bochner.files import write_text
 from bochner.reports.blocks import Block, Table, as_markdown
-from bochner.reports.theory import save_figure
+from bochner.reports.figures import save_figure
 
 COLORS = {
     "relu": "#4472b5",

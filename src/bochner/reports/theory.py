@@ -1,14 +1,12 @@
 """Figures of the theory experiments, drawn from their rows."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bochner.experiments.rows import Row
-from bochner.files import replacing
 
 COLORS = {"rbf": "#4472b5", "matern52": "#8570b7", "matern32": "#2aab61", "exponential": "#d3434e"}
 LABELS = {"rbf": "RBF", "matern52": "Matérn-5/2", "matern32": "Matérn-3/2", "exponential": "Exponential"}
@@ -156,11 +154,3 @@ FIGURES: dict[str, Callable[[list[Row]], Figure]] = {
     "gram-error": gram_error_figure,
     "extrapolation": extrapolation_figure,
 }
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Writes a figure in the format of the file's suffix; an SVG is the same, byte for byte, for the same rows."""
-    import matplotlib
-
-    with matplotlib.rc_context({"svg.hashsalt": "bochner", "svg.fonttype": "path"}), replacing(path) as part:
-        figure.savefig(part, format=path.suffix.removeprefix("."), metadata={"Date": None, "Creator": None})

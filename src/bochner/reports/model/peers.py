@@ -10,7 +10,7 @@ from scipy.stats import norm
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.linear_model import LogisticRegression, RidgeCV
 
-from bochner.estimators.evaluation import Forecast, class_metrics, measure, regression_metrics
+from bochner.estimators.evaluation import Forecast, class_metrics, forecast_metrics, regression_metrics
 from bochner.reports.model.rows import Rows, class_numbers, is_regression, losses, shown_values, total
 
 TREES = 100  # trees of the random forest
@@ -49,7 +49,7 @@ def score(model: Any, name: str, metrics: dict[str, float], y: np.ndarray, predi
 def own_score(model: Any, held: Rows, said: Forecast) -> Score:
     """The score of the reported model itself, from its forecast of the rows."""
     y: Any = held.y
-    return score(model, OURS, measure(model.estimator_, y, said), y, shown_values(model, said))
+    return score(model, OURS, forecast_metrics(model.estimator_, y, said), y, shown_values(model, said))
 
 
 def constant_score(model: Any, name: str, known: np.ndarray, y: np.ndarray) -> Score:
