@@ -131,7 +131,7 @@ def test_simulation_based_calibration():
 
             def advance(state, _):
                 state = step(state, model_args=(y,))
-                f = nuts.output(template, state.z, inputs)
+                f = nuts.outputs(template, state.z, inputs)
                 return state, f[0, 1] - f[0, 0]
 
             state, _ = jax.lax.scan(advance, state, None, length=500)
@@ -199,13 +199,13 @@ def test_the_potential_of_many_networks_is_that_of_each(likelihood):
     y = y[:, None].double() if likelihood is Gaussian else y
     with jax.enable_x64(True):
         start, sizes, unravel = nuts_many._start(models, 1, 3)
-        inputs, targets = nuts.arrays(models[0], x, y)
+        inputs, targets = nuts.as_arrays(models[0], x, y)
         potential = nuts_many._potential(models, unravel, sizes, inputs, targets)
         values = jax.jit(jax.vmap(lambda i, z: potential(i)(z)))(jnp.arange(len(models)), start)
         for model, value, z, size, back in zip(models, values, start, sizes, unravel, strict=True):
-            expected = -nuts.log_joint(model, nuts.held(model) | back(z[:size]), inputs, targets) + 0.5 * jnp.sum(
-                z[size:] ** 2
-            )
+            expected = -nuts.log_joint(
+                model, nuts.fixed_parameters(model) | back(z[:size]), inputs, targets
+            ) + 0.5 * jnp.sum(z[size:] ** 2)
             assert float(value) == pytest.approx(float(expected), rel=1e-12)
     assert len(set(sizes)) == len(sizes)
 
@@ -231,7 +231,7 @@ def test_networks_without_outputs_return_their_weight_priors():
 
 def test_too_few_draws_cannot_be_diagnosed():
     model = small("rbf", "sin", 4)
-    samples = {n: torch.from_numpy(v)[None] for n, v in nuts.initial(model, 3, 0).items()}
+    samples = {n: torch.from_numpy(v)[None] for n, v in nuts.starting_points(model, 3, 0).items()}
     with pytest.raises(ValueError, match="at least 4 samples for each chain, got 3"):
         nuts.Sampled(model, samples, divergences=0, leapfrog_steps=0).diagnose(problem()[0])
 

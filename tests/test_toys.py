@@ -54,7 +54,7 @@ def prior_draws(models, _x, _y, config):
     """Stands in for the sampler, which takes half a minute to compile: draws from the prior."""
     posteriors = []
     for model in models:
-        flat = nuts.initial(model, config.chains * config.samples, config.seed)
+        flat = nuts.starting_points(model, config.chains * config.samples, config.seed)
         samples = {n: torch.from_numpy(v).unflatten(0, (config.chains, config.samples)) for n, v in flat.items()}
         posteriors.append(Sampled(model, samples, divergences=0, leapfrog_steps=0))
     return posteriors, {"method": "nuts", "warmup": config.warmup, "samples": config.samples, "chains": config.chains}
@@ -103,9 +103,9 @@ def test_published_banana_has_one_logit_with_a_bias_and_normal_output_weights():
     assert model.log_joint(x, y, jacobian=True).item() == pytest.approx(expected, rel=1e-12)
     with jax.enable_x64(True):
         parameters = {n: jnp.asarray(p.detach().numpy()) for n, p in model.named_parameters()}
-        sampled = nuts.log_joint(model, parameters, *nuts.arrays(model, x, y))
+        sampled = nuts.log_joint(model, parameters, *nuts.as_arrays(model, x, y))
         (state, sizes, unravel), index = nuts_many._start([model], 1, 0), 0
-        generate = nuts_many._potential([model], unravel, sizes, *nuts.arrays(model, x, y))
+        generate = nuts_many._potential([model], unravel, sizes, *nuts.as_arrays(model, x, y))
         position = ravel_pytree({n: parameters[n] for n in nuts.parameter_names(model)})[0]
         many = -generate(index)(position)
     assert (state.shape, float(sampled)) == ((1, len(position)), pytest.approx(expected, rel=1e-12))

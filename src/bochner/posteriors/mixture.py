@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bochner.likelihoods import Gaussian
@@ -12,6 +12,7 @@ from bochner.models import Model
 from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 
 Parameters = dict[str, Tensor]
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)  # layers with running statistics
 EXCHANGED = threading.Lock()  # held while a module computes with exchanged parameters: one thread at a time
 
 

@@ -35,6 +35,8 @@ JAX = SimpleNamespace(
     logsumexp=jax.scipy.special.logsumexp,
 )
 
+START_SCATTER = 0.2  # standard deviation of the log scales at which chains start, around the model's
+
 Arrays = dict[str, jax.Array]  # parameters by their names in the model
 
 
@@ -44,7 +46,7 @@ def parameter_names(model: Model) -> list[str]:
 
 
 def affine(model: Model, parameters: Arrays) -> tuple[jax.Array, jax.Array]:
-    """Slope (k, d) and intercept (k,) of the argument of the wave."""
+    """Slope, (k, d), and intercept, (k,), of the argument of each unit's wave, as a function of the extractor's features."""
     activation = model.layer.activation
     slope = parameters["layer.weight"] * (activation.unit * jnp.exp(-parameters["layer.log_lengthscale"]))
     bias = parameters.get("layer.bias")
@@ -58,8 +60,8 @@ def output_weight(parameters: Arrays) -> jax.Array:
     return jnp.exp(parameters["output.log_amplitude"]) * parameters["output.weight"]
 
 
-def output(model: Model, parameters: Arrays, features: jax.Array) -> jax.Array:
-    """F at the extractor's features, (n, d) to (n, c)."""
+def outputs(model: Model, parameters: Arrays, features: jax.Array) -> jax.Array:
+    """Outputs of the network at the extractor's features: (n, d) to (n, c)."""
     slope, intercept = affine(model, parameters)
     f = model.layer.activation.wave(features @ slope.T + intercept, JAX) @ output_weight(parameters).T
     return f + parameters["output.bias"] if "output.bias" in parameters else f
@@ -68,8 +70,8 @@ def output(model: Model, parameters: Arrays, features: jax.Array) -> jax.Array:
 def log_prior(model: Model, parameters: Arrays, *, jacobian: bool) -> jax.Array:
     """Log prior of everything but the extractor."""
     layer = model.layer
-    own = {name.removeprefix("layer."): value for name, value in parameters.items() if name.startswith("layer.")}
-    total = layer_log_prior(layer.spectrum, layer.activation, own, jacobian=jacobian, xp=JAX)
+    of_layer = {name.removeprefix("layer."): value for name, value in parameters.items() if name.startswith("layer.")}
+    total = layer_log_prior(layer.spectrum, layer.activation, of_layer, jacobian=jacobian, xp=JAX)
     for name, precision in model.precisions().items():
         if name in ("output.weight", "output.bias"):
             total = total + jnp.sum(normal_log_prob(parameters[name], precision))
@@ -95,29 +97,29 @@ def log_joint(
     model: Model, parameters: Arrays, features: jax.Array, y: jax.Array, *, jacobian: bool = True
 ) -> jax.Array:
     """The log joint of ``Model.log_joint`` without the extractor's prior; class labels come as one-hot rows."""
-    f = output(model, parameters, features)
+    f = outputs(model, parameters, features)
     return log_prior(model, parameters, jacobian=jacobian) + log_likelihood(
         f, y, parameters.get("likelihood.log_noise")
     )
 
 
-def arrays(model: Model, features: Tensor, y: Tensor) -> tuple[jax.Array, jax.Array]:
+def as_arrays(model: Model, features: Tensor, y: Tensor) -> tuple[jax.Array, jax.Array]:
     """Inputs and targets in float64, class labels as one-hot rows."""
     regression = isinstance(model.likelihood, Gaussian)
     targets = y if regression else torch.nn.functional.one_hot(y.long(), model.output.out_features)
     return jnp.asarray(features.double().cpu().numpy()), jnp.asarray(targets.double().cpu().numpy())
 
 
-def held(model: Model) -> Arrays:
+def fixed_parameters(model: Model) -> Arrays:
     """The parameters that are not sampled, without the extractor's."""
-    held = {n: p for n, p in model.named_parameters() if not p.requires_grad and not n.startswith("extractor.")}
-    return {n: jnp.asarray(p.detach().double().cpu().numpy()) for n, p in held.items()}
+    fixed = {n: p for n, p in model.named_parameters() if not p.requires_grad and not n.startswith("extractor.")}
+    return {n: jnp.asarray(p.detach().double().cpu().numpy()) for n, p in fixed.items()}
 
 
-def initial(model: Model, chains: int, seed: int) -> dict[str, np.ndarray]:
-    """Over-dispersed starting points: weights and biases from the prior, the rest scattered around the model's values.
+def starting_points(model: Model, chains: int, seed: int) -> dict[str, np.ndarray]:
+    """Starting points of the chains, wider apart than the posterior: each sampled parameter as (chains, ...).
 
-    Only for the parameters that are sampled.
+    Weights and biases are drawn from the prior. Logarithms of scales get normal noise of standard deviation START_SCATTER.
     """
     generator = torch.Generator().manual_seed(seed)
     layer = model.layer
@@ -133,7 +135,7 @@ def initial(model: Model, chains: int, seed: int) -> dict[str, np.ndarray]:
         values["output.weight"] = draws / model.precisions()["output.weight"] ** 0.5
         for name in parameter_names(model):
             if name.endswith(("log_lengthscale", "log_noise", "log_amplitude")):
-                values[name] = values[name] + 0.2 * torch.randn(
+                values[name] = values[name] + START_SCATTER * torch.randn(
                     values[name].shape, generator=generator, dtype=torch.float64
                 )
         points.append({n: values[n] for n in parameter_names(model)})
@@ -165,8 +167,8 @@ class Nuts(Sampled):
         with torch.no_grad():
             features = model.eval().extractor(x)
         with jax.enable_x64(True):
-            inputs, targets = arrays(model, features, y)
-            fixed, points = held(model), initial(model, sampling.chains, sampling.seed)
+            inputs, targets = as_arrays(model, features, y)
+            fixed, points = fixed_parameters(model), starting_points(model, sampling.chains, sampling.seed)
 
             def potential(parameters: Arrays) -> jax.Array:
                 return -log_joint(model, fixed | parameters, inputs, targets)

@@ -21,12 +21,12 @@ from bochner.posteriors.nuts import (
     JAX,
     Arrays,
     affine,
-    arrays,
-    held,
-    initial,
+    as_arrays,
+    fixed_parameters,
     log_likelihood,
     log_prior,
     output_weight,
+    starting_points,
 )
 from bochner.posteriors.samples import Sampled, Sampling
 from bochner.training.checks import check_data
@@ -58,7 +58,7 @@ def sample_many(models: Sequence[Model], x: Tensor, y: Tensor, sampling: Samplin
     index = np.repeat(np.arange(len(models)), sampling.chains)
     with jax.enable_x64(True):
         start, sizes, unravel = _start(models, sampling.chains, sampling.seed)
-        potential = _potential(models, unravel, sizes, *arrays(models[0], x, y))
+        potential = _potential(models, unravel, sizes, *as_arrays(models[0], x, y))
         drawn, events = _run(potential, start, index, sampling)
         posteriors: list[Sampled] = []
         for i, model in enumerate(models):
@@ -107,7 +107,7 @@ def _start(models: Sequence[Model], chains: int, seed: int) -> tuple[jax.Array, 
     sizes: list[int] = []
     unravel: list[Unravel] = []
     for model in models:
-        points = initial(model, chains, seed)
+        points = starting_points(model, chains, seed)
         flat = [ravel_pytree({n: v[c] for n, v in points.items()}) for c in range(chains)]
         vectors += [np.asarray(vector) for vector, _ in flat]
         sizes.append(len(flat[0][0]))
@@ -141,7 +141,7 @@ def _parts(model: Model, unravel: Unravel, size: int, units: int) -> Callable[[j
 
     Slopes and intercepts of the wave's argument, output weights and bias, log noise, and the log prior.
     """
-    fixed, missing = held(model), units - len(model.layer.weight)
+    fixed, missing = fixed_parameters(model), units - len(model.layer.weight)
 
     def parts(position: jax.Array) -> tuple[jax.Array, ...]:
         p = fixed | unravel(position[:size])

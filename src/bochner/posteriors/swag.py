@@ -10,6 +10,7 @@ The lengthscale, the amplitude and the noise stay at their MAP estimates.
 # torch.linalg and other parts of torch declare no types:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -25,13 +26,11 @@ from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.closed_form_classifier import seed_of
 from bochner.posteriors.learning_rate import DivergedError
-from bochner.posteriors.mixture import EXCHANGED, Parameters, drawn_outputs, mixture
+from bochner.posteriors.mixture import BATCH_NORMS, EXCHANGED, Parameters, drawn_outputs, mixture
 from bochner.predictive import Predictive
 from bochner.training.checks import as_list
 from bochner.training.loaders import Batches, TensorOrLoader, over_batches, workers
 from bochner.training.map import Recipe, fit_map, sgd
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,24 @@ class Snapshots:
             raise ValueError(
                 f"The rank parameter must lie between 2 and epochs ({self.epochs}), got {self.rank} instead."
             )
+
+
+@contextlib.contextmanager
+def _scales_held(models: list[Model]) -> Iterator[None]:
+    """Holds lengthscales, noises and amplitudes fixed for a while."""
+    held = [
+        p
+        for m in models
+        for n, p in m.named_parameters()
+        if n.endswith(("log_lengthscale", "log_noise", "log_amplitude")) and p.requires_grad
+    ]
+    for p in held:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in held:
+            p.requires_grad_(True)
 
 
 class Swag:
@@ -99,21 +116,13 @@ class Swag:
         self.mean: Parameters = {}
         self.scatter: Parameters = {}  # sums of squared deviations from the mean
         self.deviations: dict[str, list[Tensor]] = {}  # of the last snapshots
-        held = [
-            p
-            for m in models
-            for n, p in m.named_parameters()
-            if n.endswith(("log_lengthscale", "log_noise", "log_amplitude")) and p.requires_grad
-        ]
-        for p in held:
-            p.requires_grad_(False)
         recipe = Recipe(snapshots.epochs, batch_size, sgd, snapshots.lr, precision=snapshots.precision)
 
         def collect(parameters: Parameters) -> None:
             self._collect(parameters)
             after_epoch()
 
-        try:
+        with _scales_held(models):
             self.fit = fit_map(
                 models,
                 x,
@@ -124,9 +133,6 @@ class Swag:
                 after_epoch=collect,
                 progress=snapshots.progress,
             )
-        finally:
-            for p in held:
-                p.requires_grad_(True)
         if bool(self.fit.diverged.all()):
             raise DivergedError(f"SGD diverged at the learning rate {snapshots.lr} while collecting; lower it.")
         for value in self.mean.values():

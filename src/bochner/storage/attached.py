@@ -44,7 +44,8 @@ from bochner.storage.rules import (
     truth,
     whole,
 )
-from bochner.storage.schema import MAX_ANCHORS, MAX_REFERENCES, POSITIVE, VERSIONS, triangle
+from bochner.storage.schema import POSITIVE, VERSIONS
+from bochner.storage.tensors import MAX_ANCHORS, MAX_REFERENCES, triangle
 from bochner.storage.writing import packed
 
 KIND = "StationaryHead"

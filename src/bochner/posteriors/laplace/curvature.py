@@ -27,9 +27,10 @@ def _jacobian(rows: Tensor, grads: Tensor) -> Tensor:
 
 
 class Curvature(ABC):
-    """A structure of the precision matrix.
+    """A structure of the precision matrix of the weights, such as block-diagonal by layers.
 
-    ``statistics`` and ``variance`` see one network (they run under vmap); ``finish`` and ``sample`` see the stack.
+    The *state* is what sampling and prediction need of the precision. ``statistics`` and ``variance`` see one network, for they run
+    under vmap; all others see the stack of networks.
     """
 
     def __init__(self, layers: list[Tap]) -> None:
@@ -37,23 +38,28 @@ class Curvature(ABC):
 
     @abstractmethod
     def statistics(self, rows: list[Tensor], grads: list[Tensor]) -> LayerTensors:
-        """What is summed over chunks: a list of tensors for each layer."""
+        """What is summed over chunks of rows, for each layer.
+
+        Args:
+            rows: Inputs of each layer, (n, T, fan_in).
+            grads: Gradients in its pre-activations, weighted by a root of the likelihood's Hessian, (c, n, T, fan_out).
+        """
 
     @abstractmethod
     def finish(self, total: LayerTensors, count: int) -> LayerTensors:
-        """Turns sums over ``count`` rows into what sampling and prediction need."""
+        """The state under the prior that the network was trained with, from sums over ``count`` rows."""
 
     @abstractmethod
     def with_prior(self, state: LayerTensors, multipliers: Sequence[float]) -> LayerTensors:
-        """What ``finish`` gives where the prior precision of each layer's weights is its multiplier times as large."""
+        """The state where the prior precision of each layer's weights is its multiplier times as large."""
 
     @abstractmethod
     def log_volume(self, state: LayerTensors, multipliers: Sequence[float]) -> Tensor:
-        """Half the log determinant of the precision less that of the prior's, (E,): what the data tell of the weights, in nats."""
+        """Half the log determinant of the precision minus half that of the prior's, in nats, (E,)."""
 
     @abstractmethod
     def sample(self, state: LayerTensors, num: int, generator: torch.Generator | None) -> list[Tensor]:
-        """Deviations from the MAP weights, (num, E, fan_out, fan_in) for each layer."""
+        """Draws of the weights minus the MAP weights, (num, E, fan_out, fan_in) for each layer."""
 
     @abstractmethod
     def variance(self, state: LayerTensors, rows: list[Tensor], grads: list[Tensor]) -> Tensor:
@@ -151,13 +157,13 @@ class Diagonal(Curvature):
         return squares
 
     def finish(self, total: LayerTensors, count: int) -> LayerTensors:  # noqa: ARG002
-        """Variances."""
+        """The variance of every weight, under the prior that the network was trained with."""
         return [
             ((square + tap.precisions(square)).reciprocal(),) for tap, (square,) in zip(self.layers, total, strict=True)
         ]
 
     def with_prior(self, state: LayerTensors, multipliers: Sequence[float]) -> LayerTensors:
-        """More precision of every weight."""
+        """The variance of every weight, after (m − 1) τ is added to its precision."""
         return [
             ((v.reciprocal() + (m - 1) * tap.precisions(v)).reciprocal(),)
             for tap, (v,), m in zip(self.layers, state, multipliers, strict=True)
@@ -182,7 +188,7 @@ class Diagonal(Curvature):
 class Full(Curvature):
     """The whole Gauss–Newton matrix over the covered layers together, in float64."""
 
-    LIMIT = 20_000
+    LIMIT = 20_000  # largest number of weights: their matrix then takes 3.2 GB
 
     def __init__(self, layers: list[Tap]) -> None:
         super().__init__(layers)
@@ -202,7 +208,7 @@ class Full(Curvature):
         return [(j.mT @ j,)]
 
     def finish(self, total: LayerTensors, count: int) -> LayerTensors:  # noqa: ARG002
-        """Cholesky factor of the precision."""
+        """The Cholesky factor of the precision, under the prior that the network was trained with."""
         ((ggn,),) = total
         self.ggn = ggn
         return self.with_prior([], [1.0] * len(self.layers))
@@ -215,7 +221,7 @@ class Full(Curvature):
         )
 
     def with_prior(self, state: LayerTensors, multipliers: Sequence[float]) -> LayerTensors:  # noqa: ARG002
-        """A new factor."""
+        """The Cholesky factor of the precision."""
         return [(cholesky(self.ggn + torch.diag(self._prior(multipliers))),)]
 
     def log_volume(self, state: LayerTensors, multipliers: Sequence[float]) -> Tensor:
@@ -224,7 +230,7 @@ class Full(Curvature):
         return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * self._prior(multipliers).log().sum()
 
     def sample(self, state: LayerTensors, num: int, generator: torch.Generator | None) -> list[Tensor]:
-        """L⁻ᵀz, cut into layers."""
+        """L⁻ᵀz for standard normal z, cut into layers."""
         ((factor,),) = state
         noise = normal((num, *factor.shape[:-1], 1), factor, generator)
         draws = torch.linalg.solve_triangular(factor.mT, noise, upper=True)[..., 0]

@@ -16,13 +16,12 @@ from torch.utils.hooks import RemovableHandle
 from bochner.layers import OutputLayer, StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
-from bochner.posteriors.mixture import EXCHANGED, Parameters
+from bochner.posteriors.mixture import BATCH_NORMS, EXCHANGED, Parameters
 from bochner.priors.activations import link
 from bochner.priors.spectra import Matern
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-NORMALISATIONS = (*BATCH_NORMS, *INSTANCE_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+NORMALISATIONS = (*BATCH_NORMS, *INSTANCE_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)  # whose scales stay as trained
 
 
 @dataclass(frozen=True)
