@@ -16,7 +16,8 @@ class Plan:
         order: All rows in random order; classes are spread evenly over it.
         folds: Rows that judge, in parts. Part j is predicted by members that have not learnt from it.
         tuning: Rows that hyperparameters are tuned on.
-        apart: Whether none of the tuning rows judges. Otherwise tuning is repeated without each part.
+        apart: Whether none of the tuning rows judges. Otherwise regression tunes again without each part, and classification does
+            not, see :mod:`bochner.estimators.classification`.
     """
 
     order: Tensor
