@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 ROWS = 80
+FRENCH = str.maketrans({",": "\u202f", ".": ","})
 
 
 def cars(rows=ROWS, seed=0):
@@ -31,6 +32,19 @@ def csv(frame, **options):
 def german(value):
     """1234.5 as 1.234,50."""
     return f"{value:,.2f}".translate(str.maketrans(",.", ".,"))
+
+
+def indian(value):
+    """1234567 as 12,34,567."""
+    head, tail = str(value)[:-3], str(value)[-3:]
+    pairs = [head[max(0, end - 2) : end] for end in range(len(head), 0, -2)]
+    return ",".join([*reversed(pairs), tail])
+
+
+def with_line(frame, line, at):
+    """A CSV file with one more line, after so many others."""
+    lines = csv(frame).decode().splitlines()
+    return "\n".join([*lines[:at], line, *lines[at:]]).encode()
 
 
 def replaced(column, change):
@@ -158,6 +172,41 @@ FITTED = {
         replaced("fee", lambda f: np.resize(["$5", "€6", "$7"], len(f))),
         "fee: dropped, several units ($, €)",
     ),
+    "a minus behind the number": (
+        replaced("fee", lambda f: [f"{abs(v):.2f}{'-' if v < 0 else ' '}" for v in f["age"] - 7.0]),
+        "fee: number",
+    ),
+    "a typographic minus": (
+        replaced("fee", lambda f: [f"{v:.1f}".replace("-", "−") for v in f["age"] - 7.0]),
+        "fee: number",
+    ),
+    "blanks that do not break between thousands": (
+        replaced("km", lambda f: [f"{v:,}".replace(",", "\u00a0") for v in f["km"]]),
+        "km: number",
+    ),
+    "lakhs": (replaced("km", lambda f: [indian(v) for v in f["km"]]), "km: number"),
+    "french amounts": (
+        lambda f: csv(f.assign(fee=[f"{v:,.2f}".translate(FRENCH) + "\u00a0€" for v in f["km"]]), sep=";"),
+        "fee: number in € with decimal commas",
+    ),
+    "mixed line ends": (lambda f: csv(f).replace(b"\n", b"\r\n", 40), "km: number"),
+    "a column of dashes": (replaced("note", lambda _: "-"), "note: dropped, no values"),
+    "errors of a spreadsheet": (
+        replaced("age", lambda f: some(f.assign(age=some(f, "age", "#DIV/0!")), "age", "#REF!", 11)),
+        "age: number; 16 missing",
+    ),
+    "blanks of no width": (
+        replaced("brand", lambda f: [f"{v}\u200b" if i % 3 else v for i, v in enumerate(f["brand"])]),
+        "brand: 3 categories",
+    ),
+    "a logger's -999": (
+        replaced("temp", lambda f: np.where(f.index % 11 == 0, -999.0, f["age"] * 1.5)),
+        "temp: number; 8 cells are -999, far below all others: is it a word for missing? They count as numbers",
+    ),
+    "one and 1.0": (
+        replaced("kind", lambda f: np.resize(["a", "1", "1.0", "b"], len(f))),
+        "kind: 3 categories; '1', '1.0' are one category",
+    ),
     "repeated rows": (lambda f: csv(pd.concat([f, f.head(10)])), "km: number"),
     "xlsx": (excel, "listed: date → days since first"),
     "parquet": (parquet, "listed: date → days since first"),
@@ -186,6 +235,27 @@ REFUSED = {
     "no usable column": (
         lambda f: csv(f[["price"]].assign(id=f.index, name="x")),
         ["There is no column to predict from", "id: dropped, every value differs", "name: dropped, always 'x'"],
+    ),
+    "units below the names": (
+        lambda f: with_line(f, "km,years,,,,EUR", 1),
+        ["1 row that cannot be used", "line 2: the target is 'EUR'"],
+    ),
+    "two lines of names": (
+        lambda f: b"Car,,,Offer,,\n" + csv(f),
+        ["got 'price' instead", "It stands in line 2: are these the names of the columns? Remove the lines above it."],
+    ),
+    "a bank's lines above": (
+        lambda f: b"Account;123\nPeriod;2024\n\n" + csv(f, sep=";"),
+        ["got 'price' instead", "It stands in line 4"],
+    ),
+    "footnotes": (lambda f: csv(f) + b"Source: own survey\n* estimated\n", ["2 rows", "line 82: 1 cells", "line 83"]),
+    "names once more": (
+        lambda f: with_line(f, "km,age,brand,listed,garage,price", 40),
+        ["line 41: the target is 'price'"],
+    ),
+    "sums without a word": (
+        lambda f: csv(f) + f"{f['km'].sum()},{f['age'].sum()},,,,{f['price'].sum():.2f}\n".encode(),
+        ["line 82: it holds totals of the rows above"],
     ),
     "a target of dates": (replaced("price", lambda f: f["listed"]), ["target 'price' holds dates"]),
     "a picture": (lambda _: b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", ["holds null characters"]),

@@ -102,6 +102,15 @@ def test_bad_rows_are_left_out_and_listed(made, tmp_path):
         assert "rows cannot be used and are left out" in result.stdout
 
 
+def test_an_old_list_of_bad_rows_does_not_outlive_a_run_without_any(tmp_path):
+    cars().to_csv(tmp_path / "t.csv", index=False)
+    (tmp_path / "t-bad-rows.csv").write_text("place,problem\nline 6,of an earlier run\n")
+    result = run("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "m", "--skip-bad-rows", *FAST)
+    assert result.exit_code == 0, result.stderr
+    assert "t-bad-rows.csv, of an earlier run, is removed" in result.stderr
+    assert not (tmp_path / "t-bad-rows.csv").exists()
+
+
 def test_what_was_learnt_is_applied_to_new_files_and_changes_are_said(tmp_path):
     frame = cars().assign(fee=[f"{v + 0.25}" for v in cars()["age"]])
     model = TableRegressor(**QUICK).fit(frame.drop(columns="price"), frame["price"])
@@ -225,6 +234,12 @@ def test_raw_cells_cost_nothing_beside_clean_ones():
         x, y = frame.drop(columns="price"), clean["price"]
         scores[name] = -TableRegressor(**QUICK).fit(x[:120], y[:120]).log_prob(x[120:], y[120:]).mean()
     assert scores["raw"] <= scores["clean"] + 0.02
+
+
+@pytest.mark.parametrize("kind", [TableRegressor, TableClassifier])
+def test_a_target_that_is_not_given_is_named(kind):
+    with pytest.raises(ValueError, match=f"This {kind.__name__} requires y to be passed, but the target y is None"):
+        kind().fit(cars(), None)
 
 
 def test_parameters_are_those_of_the_estimators_and_drop():

@@ -119,8 +119,13 @@ def _held_out_report(
 
 
 def _list_bad(files: Files, bad: list[BadRow]) -> list[Path]:
-    """Writes the list of rows that cannot be used, if there are any; returns its path."""
-    if not bad or files.bad_rows is None:
+    """Writes the list of rows that cannot be used, if there are any; returns its path. The list of an earlier run is removed."""
+    if files.bad_rows is None:
+        return []
+    if not bad:
+        if files.bad_rows.is_file():
+            files.bad_rows.unlink()
+            note(f"no row was left out; {files.bad_rows}, of an earlier run, is removed")
         return []
     write_bad_rows(files.bad_rows, bad)
     keep(files.bad_rows)

@@ -17,6 +17,19 @@ import pandas as pd
 # Lower case. Words of the second set mean that a number or a date is missing; among categories 'none' is an answer.
 MISSING_WORDS = frozenset(
     {"", "na", "n/a", "n.a.", "#n/a", "#na", "nan", "<na>", "nat", "null", "?", "-", "--", "–", "—"}
+    | {
+        "#div/0!",
+        "#value!",
+        "#ref!",
+        "#name?",
+        "#num!",
+        "#null!",
+        "#nv",
+        "#wert!",
+        "#bezug!",
+        "#zahl!",
+        "#valeur!",
+    }  # of Excel
 )
 MISSING_NUMBERS = MISSING_WORDS | {"none", "nil", ".", "..", "...", "missing", "unknown", "tbd"}
 TRUTHS = {
@@ -32,6 +45,8 @@ CURRENCIES = (
 UNITS = r"%|‰|°[CF]?|(?:k|c|m)?m[²³]?|m2|(?:k|m)?g|lbs?|h|hrs?|min|s|ms|m?l|k?Wh?|hp|mph|km/h|[kMGT]B|sqft|ft|\s[^\W\d_]{1,12}\.?"
 FEW_TEXTS = 100  # texts up to which a dictionary finds the different ones sooner than pandas does
 BLANKS = " \u00a0\u202f\u2009"
+# Blanks of no width, byte-order marks and marks of direction: they come with copied text.
+INVISIBLE = dict.fromkeys([0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), 0x2060, *range(0x2066, 0x206A), 0xFEFF])
 
 
 def _number_pattern(decimal: str) -> re.Pattern[str]:
@@ -43,8 +58,9 @@ def _number_pattern(decimal: str) -> re.Pattern[str]:
     prefix = rf"(?P<prefix>{CURRENCIES})?[{BLANKS}]*"
     times = rf"(?P<times>[kKM](?=[{BLANKS}]*(?:{CURRENCIES})?\)?$))?"  # 12k, 1.5M
     suffix = rf"[{BLANKS}]*(?P<suffix>(?:{CURRENCIES}|{UNITS})(?:/[^\W\d_]{{1,6}}[²³]?)?)?"
-    # Accountants write (12.50) for −12.50.
-    return re.compile(rf"(?P<bracket>\()?{signs}{prefix}(?P<inner>[-−])?{number}{times}{suffix}(?(bracket)\))")
+    # Accountants write (12.50) for −12.50, and SAP writes 12.50-.
+    inside = rf"{signs}{prefix}(?P<inner>[-−])?{number}(?P<behind>[-−])?{times}{suffix}"
+    return re.compile(rf"(?P<bracket>\()?{inside}(?(bracket)\))")
 
 
 ABOUT = re.compile(r"^(?:ca\.?|approx\.?|about|[~≈<])\s*(?=\D?\d)", re.IGNORECASE)
@@ -89,14 +105,19 @@ def as_text(value: object) -> str:
 PLAIN_NUMBER = re.compile(r"[-+]?(?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][-+]?\d{1,3})?")
 
 
+def single_blanks(text: str) -> str:
+    """A text without invisible characters and blanks around it, with single blanks within, and é as one letter."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text.translate(INVISIBLE))
+    return " ".join(text.split())
+
+
 def plain_form(text: str, decimal: str = ".") -> str:
     """A category or label in the form in which equal ones are equal: no blanks around it, single ones within, and 1 for 1.0.
 
     Codes such as 007 stay. No digit is lost, however many there are. é is one letter, also where it is written as e and an accent.
     """
-    plain = " ".join(text.split())
-    if not plain.isascii():
-        plain = unicodedata.normalize("NFC", plain)
+    plain = single_blanks(text)
     number = plain.replace(decimal, ".")
     if PLAIN_NUMBER.fullmatch(number) is None or (plain[0] == "0" and plain.isdigit()):
         return plain
@@ -131,7 +152,8 @@ def is_missing(texts: Any, words: frozenset[str] = MISSING_WORDS) -> np.ndarray:
 
 def as_number(text: str, decimal: str) -> tuple[float, str] | None:
     """A number and its unit; None where the text is not a number."""
-    bare = ABOUT.sub("", NO_CENTS.sub("", text.strip().strip("'").strip()))
+    visible = text if text.isascii() else text.translate(INVISIBLE)
+    bare = ABOUT.sub("", NO_CENTS.sub("", visible.strip().strip("'").strip()))
     match = NUMBERS[decimal].fullmatch(bare)
     if match is None or (match["prefix"] and match["suffix"]):
         return None
@@ -140,8 +162,10 @@ def as_number(text: str, decimal: str) -> tuple[float, str] | None:
         if "e" in digits.lower():  # nobody writes 1,234e5
             return None
         digits = digits.replace(match["separator"], "")
+    elif match["behind"] and decimal not in digits:  # 2- may be a grade
+        return None
     value = float(digits.replace(decimal, ".")) * MULTIPLIERS.get(match["times"] or "", 1.0)
-    negative = bool(match["minus"] or match["inner"] or match["bracket"])
+    negative = bool(match["minus"] or match["inner"] or match["behind"] or match["bracket"])
     return (-value if negative else value), (match["prefix"] or match["suffix"] or "").strip()
 
 

@@ -78,6 +78,8 @@ class _TableEstimator(BaseEstimator):
         """
         began = time.perf_counter()
         self.check_parameters()
+        if y is None:
+            raise ValueError(f"This {type(self).__name__} requires y to be passed, but the target y is None.")
         frame, problems, drop = as_frame(X), [], list(map(str, self.drop))
         if unknown := [name for name in drop if name not in map(str, frame.columns)]:
             problems.append(f"The drop parameter must name columns of X, got {unknown[0]!r} instead.")

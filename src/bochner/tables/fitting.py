@@ -19,6 +19,7 @@ from bochner.tables.table import MAX_INPUTS, Signs, Table
 from bochner.tables.targets import Target
 
 MIN_ROWS = 10  # rows that a fit needs
+NAME_ROWS = 20  # first rows among which the name of a target is looked for that is no column
 FOOTER_WORDS = frozenset({"total", "totals", "sum", "summe", "gesamt", "итого", "average", "mean"})
 
 
@@ -148,7 +149,7 @@ def check_names(source: Source, target: str, drop: Sequence[str]) -> None:
     if len(names) > MAX_INPUTS:
         problems.append(f"{source.path} has {len(names)} columns, more than {MAX_INPUTS}; keep those that matter.")
     if target not in names:
-        problems.append(no_column("target", target, names))
+        problems.append(no_column("target", target, names) + _find_names_below(source, target))
     problems += [no_column("drop", name, names) for name in drop if name not in names]
     if target in drop:
         problems.append(f"The target '{target}' cannot be dropped.")
@@ -156,11 +157,31 @@ def check_names(source: Source, target: str, drop: Sequence[str]) -> None:
         raise TableError(*problems)
 
 
+def _find_names_below(source: Source, target: str) -> str:
+    """A sentence that says where the target's name stands among the first rows; empty where it does not."""
+    first = next((piece for piece in source.pieces() if piece.places), None)
+    rows = (
+        []
+        if first is None
+        else list(zip(first.places[:NAME_ROWS], first.texts.head(NAME_ROWS).to_numpy(), strict=True))
+    )
+    near = [(f"{source.unit} {place}", row) for place, row in rows] + [
+        (bad.place, bad.cells) for bad in source.bad[:NAME_ROWS]
+    ]
+    where = next((place for place, row in near if target in [cell.strip() for cell in row]), None)
+    return (
+        ""
+        if where is None
+        else f" It stands in {where}: are these the names of the columns? Remove the lines above it."
+    )
+
+
 def is_footer(texts: pd.DataFrame, decimal: str) -> bool:
-    """Whether the last row of a table sums up the others: a word such as 'Total', and sums, means or nothing beside it."""
+    """Whether the last row of a table holds totals: sums, means and blanks, beside a word such as 'Total' or two sums at least."""
     last = [cell.strip() for cell in texts.iloc[-1]]
     words = [cell.casefold().rstrip(":") in FOOTER_WORDS for cell in last]
-    if not any(words) or len(texts) < MIN_ROWS:
+    alone = "" in last and sum(map(bool, last)) > 1
+    if not (any(words) or alone) or len(texts) < MIN_ROWS:
         return False
     for name, cell, word in zip(texts.columns, last, words, strict=True):
         if word or not cell:

@@ -17,7 +17,7 @@ from bochner.tables import cells
 from bochner.tables.cells import as_text, plain_form
 from bochner.tables.columns import UNREADABLE_SHARE, Column, as_cells, find_strange_unit, is_text, read_column, votes_of
 from bochner.tables.errors import TableError, listed
-from bochner.tables.understanding import understand
+from bochner.tables.understanding import FEW_LEVELS, understand
 
 MAX_CLASSES = 100
 MIN_SIZE = 1e-100  # of the largest target of a regression: the squares of smaller ones vanish
@@ -71,11 +71,18 @@ class Target:
             units = column.note.partition("(")[2].rstrip(")")
             raise TableError(f"The target '{name}' is in several units ({units}); convert them to one.")
         numeric = column.kind == "number"
+        codes = [label for label in classes if len(label) > 1 and label[0] == "0" and label.isdigit()]
         if task == "auto":
-            task = "regression" if numeric and len(classes) > 2 else "classification"
+            task = (
+                "regression"
+                if numeric and len(classes) > 2 and (not codes or len(classes) > FEW_LEVELS)
+                else "classification"
+            )
         if task == "regression":
             numbers = target_cells[present]
-            return cls._regression(name, column if numeric else _forced_number(name, numbers, decimal), numbers)
+            learnt = cls._regression(name, column if numeric else _forced_number(name, numbers, decimal), numbers)
+            remark = f"; zeros in front, as in {listed(codes, 1)}, do not count"
+            return replace(learnt, note=learnt.note + remark) if codes else learnt
         if len(classes) > min(MAX_CLASSES, max(2, len(labels) / 2)):
             raise TableError(_many_classes_message(name, len(classes), target_cells[present], decimal))
         return cls._classes(name, labels, sign, is_truth=column.kind == "truth")

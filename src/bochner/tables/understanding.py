@@ -20,7 +20,7 @@ from bochner.tables.columns import (
     read_column,
     votes_of,
 )
-from bochner.tables.errors import shown
+from bochner.tables.errors import listed, shown
 
 FEW_LEVELS = 20  # different values up to which numbers with some words among them are categories
 MAX_LEVELS = 50  # categories that are kept; the others are rare
@@ -29,6 +29,7 @@ SENTENCE_WORDS = 3  # mean words a cell from which on texts that all differ are 
 MAX_TEXT_WORDS = 8  # frequent words of a free text that become columns
 WORD_SHARES = (0.05, 0.8)  # shares of rows in which such a word must be
 CODE_SHARE = 0.02  # share of different cells that must begin with a zero for a column to hold codes
+CODES_FOR_MISSING = (-99.0, -999.0, -9999.0, -99999.0)  # that instruments and surveys write for a missing number
 MIN_ROW_NUMBERS = 10  # whole numbers that follow each other from which on they number the rows
 ID_WORDS = frozenset({"id", "ids", "uuid", "guid", "identifier", "sku", "unnamed"})
 ID_ENDINGS = frozenset({"key", "ref"})  # as the last word of a name
@@ -175,9 +176,21 @@ def _number(name: str, numbers: np.ndarray, what: str, unit: str) -> Column:
             return _category(name, np.array([plain_form(str(v)) for v in present], dtype=object), missing)
         if codes:
             return Column(name, "dropped", f"dropped, {len(levels)} different codes")
+    if count := count_codes_for_missing(present):
+        what += f"; {count} cells are {present.min():g}, far below all others: is it a word for missing? They count as numbers"
     if not unit and _are_row_numbers(name, numbers):
         return Column(name, "dropped", f"dropped, numbers the rows ({present[0]:g} to {present[-1]:g})")
     return Column(name, "number", what, unit=unit, missing=missing)
+
+
+def count_codes_for_missing(present: np.ndarray) -> int:
+    """How many numbers are -99, -999, -9999 or so, where all others lie closer together than to it; else 0."""
+    least = present.min()
+    others = present[present != least]
+    count = len(present) - len(others)
+    if least not in CODES_FOR_MISSING or count < 2 or not len(others):
+        return 0
+    return count if others.min() - least > others.max() - others.min() else 0
 
 
 def _describe_ids(levels: np.ndarray, present: np.ndarray) -> str:
@@ -271,7 +284,22 @@ def _category(name: str, present: np.ndarray, missing: bool) -> Column:
     note = f"{len(counts)} categories" + (f", of which {rare} are rare and count as one" if rare else "")
     if (merged := len(set(plain.tolist())) - len(counts)) > 0:
         note += f"; upper and lower case are one ({merged} spelling{'s' * (merged > 1)})"
+    if equal := _equal_numbers(present, plain):
+        note += f"; {listed(equal)} are one category"
     return Column(name, "category", note, levels=tuple(sorted(frequent)), rare=rare > 0, missing=missing)
+
+
+def _equal_numbers(present: np.ndarray, plain: np.ndarray) -> list[str]:
+    """Spellings of the first number that is written in several ways, such as 1 and 1.0; none if there is no such number.
+
+    Args:
+        present: The cells.
+        plain: Their plain forms.
+    """
+    spellings: dict[str, set[str]] = {}
+    for level, text in zip(plain.tolist(), cells.once_each(present, cells.single_blanks).tolist(), strict=True):
+        spellings.setdefault(level, set()).add(text)
+    return next((sorted(written) for _, written in sorted(spellings.items()) if len(written) > 1), [])
 
 
 def _text(name: str, present: np.ndarray, missing: bool) -> Column:
