@@ -102,12 +102,12 @@ def test_a_plain_sequence_is_that_of_vmap(device, generator):
     assert not fused.is_plain(nn.Sequential(nn.BatchNorm1d(4)))
     assert not fused.is_plain(nn.Sequential(nn.Linear(4, 4, bias=False)))
     assert not fused.is_plain(nn.Sequential(nn.ReLU(), nn.Linear(4, 4)))
-    numbers = {
+    tensors = {
         n: torch.stack([dict(m.named_parameters())[n] for m in modules]) for n, _ in modules[0].named_parameters()
     }
     place = next(str(i) for i, layer in enumerate(modules[0]) if isinstance(layer, SeededDropout))
     masks = (torch.rand(2, 6, 8, generator=generator) > 0.3).float().to(device)
     group = torch.tensor([0, 1, 0], device=device)
     x = torch.randn(3, 6, 4, generator=generator).to(device)
-    found = fused.sequence(modules[0], numbers, x, {place: fused.Dropout(masks, group, 1.0)})
-    torch.testing.assert_close(found, stacked(modules[0], numbers | {f"{place}.mask": masks[group]}, x))
+    found = fused.sequence(modules[0], tensors, x, {place: fused.Dropout(masks, group, 1.0)})
+    torch.testing.assert_close(found, stacked(modules[0], tensors | {f"{place}.mask": masks[group]}, x))

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from bochner.arguments import described
 from bochner.training.loaders import Inputs, first_batch, split_batch, targets_of, workers
 
-MAX_KEY_NUMBERS = (
-    4096  # numbers of a row that its key is computed from; the key decides whether the row is in the sample
-)
+# Numbers of a row that its key is computed from; the key decides whether the row is in the sample.
+MAX_KEY_NUMBERS = 4096
 BATCH_ROWS = 1024  # rows of a tensor in one batch
 
 

@@ -10,9 +10,8 @@ from bochner.priors.spectra import RBF, Matern, Spectrum
 
 KERNELS: dict[str, Spectrum] = {"matern32": Matern(1.5), "rbf": RBF()}  # the kernels that are tried, by name
 ROW_PRECISION = 16.0  # prior variance over the variance of a row's noise; the variance left hardly depends on it
-LENGTH_WEIGHT = (
-    0.1  # median distances that one standard deviation of log lengths counts for; more would hide directions
-)
+# Median distances that one standard deviation of log lengths counts for; more would hide directions.
+LENGTH_WEIGHT = 0.1
 MAX_USUAL_LENGTH = 6.0  # standard deviations of log lengths above which each further one counts a whole median distance
 DISTANCE_PAIRS = 1000  # pairs of rows whose median distance is the unit
 

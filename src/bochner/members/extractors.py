@@ -27,9 +27,8 @@ from bochner.networks import Intervals, mlp
 from bochner.training.map import Recipe, fit_map, half_cosine
 from bochner.training.optimizers import light_adam
 
-MAX_OUTPUT_SPREAD = (
-    10.0  # standard deviation of network outputs, in lengthscales; beyond it a periodic layer relates no two rows
-)
+# Standard deviation of network outputs, in lengthscales; beyond it a periodic layer relates no two rows.
+MAX_OUTPUT_SPREAD = 10.0
 SPREAD_ROWS = 1000  # number of rows that the spread of the outputs is computed on
 BYPASS_DIVISOR = 4.0  # divisor of columns that bypass a network: distances of typical rows are then about a third
 OUTPUT_FACTORS = tuple(

@@ -30,14 +30,8 @@ from bochner.tables.targets import Target
 ESTIMATORS: dict[str, Any] = {"StationaryRegressor": StationaryRegressor, "StationaryClassifier": StationaryClassifier}
 TABLE_ESTIMATORS: dict[str, Any] = {"StationaryRegressor": TableRegressor, "StationaryClassifier": TableClassifier}
 SPECTRA: dict[str, Any] = {"RBF": RBF, "Matern": Matern, "Exponential": Exponential}
-TRIAL_INPUTS = (
-    0.0,
-    1.0,
-    -1.0,
-    10.0,
-    MAX_INPUT,
-    -MAX_INPUT,
-)  # of the rows that every model must predict finite numbers for
+# Entries of the rows that every model must predict finite numbers for.
+TRIAL_INPUTS = (0.0, 1.0, -1.0, 10.0, MAX_INPUT, -MAX_INPUT)
 TRIAL_QUANTILES = (0.01, 0.5, 0.99)
 
 

@@ -1,4 +1,4 @@
-"""The networks of a stack: their numbers along a first dimension, their outputs, losses, gradients and priors.
+"""The networks of a stack: their parameters along a first dimension, their outputs, losses, gradients and priors.
 
 Extractors and likelihoods of all members run as one batch; model layers run in runs of members that share their activation, and
 their priors in runs that share the spectrum. Gaussian priors have linear gradients, so they go to the optimiser as weight decay,
@@ -85,7 +85,7 @@ class Part:
 
     Attributes:
         members: Which members of the stack.
-        module: The first member's module; its own numbers are not used.
+        module: The first member's module; its own parameters are not used.
         prefix: What its parameters' names begin with in the model.
         parameters: Trainable parameters, (E, ...).
         fixed: Frozen parameters, (E, ...).
@@ -101,7 +101,7 @@ class Part:
 
     @classmethod
     def of(cls, modules: list[nn.Module], members: slice, prefix: str) -> "Part":
-        """Stacks the modules' numbers."""
+        """Stacks the modules' parameters and buffers."""
         everything, buffers = stack_module_state(modules)
         frozen = {n for n, p in modules[0].named_parameters() if not p.requires_grad}
         parameters = {n: p.detach().requires_grad_() for n, p in everything.items() if n not in frozen}
@@ -112,15 +112,18 @@ class Part:
         return stacked(self.module, self.parameters | self.fixed | self.buffers | extra, *inputs)
 
 
-def stacked(module: nn.Module, numbers: Parameters, *inputs: Tensor) -> Tensor:
-    """A module with stacked numbers (E, ...) on stacked inputs (E, ...); one network alone may hold what cannot be stacked."""
+def stacked(module: nn.Module, tensors: Parameters, *inputs: Tensor) -> Tensor:
+    """Outputs of a module for stacked parameters and buffers, (E, ...), at stacked inputs, (E, ...).
 
-    def single(numbers: Parameters, *inputs: Tensor) -> Tensor:
-        return functional_call(module, numbers, inputs)
+    A network alone runs without vmap: it may hold layers that vmap refuses.
+    """
 
-    if len(next(iter((*numbers.values(), *inputs)))) == 1:
-        return single({n: v[0] for n, v in numbers.items()}, *(x[0] for x in inputs))[None]
-    return vmap(single, randomness="error")(numbers, *inputs)
+    def single(tensors: Parameters, *inputs: Tensor) -> Tensor:
+        return functional_call(module, tensors, inputs)
+
+    if len(next(iter((*tensors.values(), *inputs)))) == 1:
+        return single({n: v[0] for n, v in tensors.items()}, *(x[0] for x in inputs))[None]
+    return vmap(single, randomness="error")(tensors, *inputs)
 
 
 def _head_priors(models: list[Model], head: Part) -> Iterator[tuple[_HeadPrior, slice]]:
@@ -154,7 +157,7 @@ class StackedNetworks:
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for _, m in modules)
 
     def named_parameters(self) -> list[tuple[Part, str, Tensor]]:
-        """Every trained stack of parameters: its part, its name there, and the numbers (E, ...)."""
+        """Every trained stack of parameters: its part, its name there, and its values (E, ...)."""
         return [(part, name, value) for part in self.parts for name, value in part.parameters.items()]
 
     def make_copies(self) -> None:
@@ -176,8 +179,8 @@ class StackedNetworks:
         """Features (E, n, ...) of the members' rows; on a GPU in few passes over memory, where the layers allow."""
         part = self.extractor
         if self.is_fast:
-            numbers = part.parameters | part.fixed | {n.removeprefix(part.prefix): p for n, p in self.copies.items()}
-            return fused.sequence(part.module, numbers, x, dropouts)  # pyright: ignore[reportArgumentType]
+            parameters = part.parameters | part.fixed | {n.removeprefix(part.prefix): p for n, p in self.copies.items()}
+            return fused.sequence(part.module, parameters, x, dropouts)  # pyright: ignore[reportArgumentType]
         return part(x, **{f"{name}.mask": each.mask[each.group] for name, each in dropouts.items()})
 
     def _run_head(self, head: Part, z: Tensor) -> Tensor:
@@ -186,13 +189,13 @@ class StackedNetworks:
         wave, plain = module.layer.activation.wave, type(module.output) is OutputLayer
         if not (self.is_fast and plain and fused.kernel_wave(wave) and module.layer.intercept() is not None):
             return head(z)
-        numbers = head.parameters | head.fixed
+        parameters = head.parameters | head.fixed
         constants = _HeadConstants(module)
-        factor, intercept, weight = vmap(lambda own: functional_call(constants, own, ()))(numbers)
-        u = torch.bmm(z * factor[:, None], numbers["layer.weight"].mT)
+        factor, intercept, weight = vmap(lambda values: functional_call(constants, values, ()))(parameters)
+        u = torch.bmm(z * factor[:, None], parameters["layer.weight"].mT)
         h = fused.bias_wave(u, intercept, wave, dtype=torch.bfloat16 if self.copies else u.dtype)
         f = fused.wide_product(h, weight.to(h.dtype))
-        return f + numbers["output.bias"][:, None] if "output.bias" in numbers else f
+        return f + parameters["output.bias"][:, None] if "output.bias" in parameters else f
 
     @torch.no_grad()
     def add_head_priors(self, gradients: list[Tensor]) -> None:
@@ -208,9 +211,9 @@ class StackedNetworks:
         """Minus the log priors over N, (E,), but for that of the noise, which is part of the losses."""
         total = torch.zeros(len(self.models), dtype=torch.float64, device=self.models[0].layer.weight.device)
         for head in self.heads:
-            numbers = head.parameters | head.fixed
+            parameters = head.parameters | head.fixed
             for prior, run in _head_priors(self.models, head):
-                total[head.members][run] -= stacked(prior, {n: p[run] for n, p in numbers.items()})
+                total[head.members][run] -= stacked(prior, {n: p[run] for n, p in parameters.items()})
         for part in self.parts:
             for name, value in (part.parameters | part.fixed).items():
                 precision = self.decay.get(part.prefix + name)
@@ -222,15 +225,15 @@ class StackedNetworks:
                     total[part.members] -= value[0].numel() * normal_log_prob(0.0, precision) - 0.5 * precision * square
         return total / self.num_data
 
-    def numbers(self) -> list[Tensor]:
-        """All numbers that training changes."""
+    def changing_tensors(self) -> list[Tensor]:
+        """All tensors that training changes: trained parameters and buffers."""
         return [v.detach() for part in self.parts for v in (part.parameters | part.buffers).values()]
 
     @torch.no_grad()
     def restore(self, diverged: Tensor, good: list[Tensor]) -> None:
-        """Restores the numbers that diverged networks had when the epoch began."""
+        """Gives diverged networks the values back that they had when the epoch began."""
         members = [part.members for part in self.parts for _ in part.parameters | part.buffers]
-        for value, before, part in zip(self.numbers(), good, members, strict=True):
+        for value, before, part in zip(self.changing_tensors(), good, members, strict=True):
             value.copy_(torch.where(diverged[part].reshape(-1, *[1] * (value.ndim - 1)), before, value))
         for name, copy in self.copies.items():
             copy.detach().copy_(self.extractor.parameters[name.removeprefix(self.extractor.prefix)])
@@ -241,7 +244,7 @@ class StackedNetworks:
 
     @torch.no_grad()
     def write_back(self, processes: int) -> None:
-        """Puts the stacked numbers into the networks, which leave in evaluation mode.
+        """Puts the trained values into the networks, which are in evaluation mode from then on.
 
         Args:
             processes: Number of processes that have trained the same networks, each on its share of the rows.

@@ -58,9 +58,9 @@ class Stack:
         self.source = source
         graphs = self._prepare()
         diverged, history = torch.zeros_like(self.bad), []
-        good = [value.clone() for value in self.networks.numbers()]
+        good = [value.clone() for value in self.networks.changing_tensors()]
         for epoch in epochs:
-            torch._foreach_copy_(good, self.networks.numbers())
+            torch._foreach_copy_(good, self.networks.changing_tensors())
             steps = self._epoch(epoch, graphs)
             # No loss has checked the last update yet: without this test its parameters could become those that are restored.
             prior = self.networks.prior()
@@ -85,7 +85,7 @@ class Stack:
         if self.networks.has_batch_norm and source.sizes[-1] == 1 and len(source.sizes) > 1:
             source.sizes.pop()  # BatchNorm has no statistics of a single row: the last one is skipped
         if source.shared:
-            for value in self.networks.numbers():
+            for value in self.networks.changing_tensors():
                 torch.distributed.broadcast(value, 0)
         self._lay_out(sorted(set(source.sizes)) if self.rates.is_cuda else source.sizes[:1])
         self._make_optimizer()
