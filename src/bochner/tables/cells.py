@@ -300,7 +300,7 @@ def read_truths(texts: Any) -> np.ndarray:
 
 def read_dates(texts: Any, style: str) -> pd.DatetimeIndex:
     """Dates in one format; NaT where a text is not such a date. Time zones are left out: a weekday is the local one."""
-    stripped = pd.Series(texts, dtype=object).str.strip().str.replace(ZONE, r"\1", regex=True)
+    stripped = np.array([ZONE.sub(r"\1", text.strip()) for text in texts], dtype=object)
     return pd.DatetimeIndex(pd.to_datetime(stripped, format=style, errors="coerce"))
 
 
