@@ -45,6 +45,34 @@ def is_alive(number):
 
 # ------------------------------------------------------------------ signals
 
+# In the place of torch and of the networks, which each of a sweep's three processes would import for seconds. Python imports
+# a module of the name sitecustomize when it starts, in the workers too.
+STAND_INS = """
+import sys
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+
+def stand_in(name, **contents):
+    sys.modules[name] = ModuleType(name)
+    vars(sys.modules[name]).update(contents)
+
+@dataclass
+class Config:
+    experiment: str
+    protocol: str
+    seed: int
+    folds: tuple
+    device: str
+    posterior: str = "kfac"
+
+models = dict.fromkeys(["relu", "rbf-sin", "rbf-tri"])
+cuda = SimpleNamespace(is_available=lambda: False)
+stand_in("torch", get_num_threads=lambda: 1, set_num_threads=lambda number: None, cuda=cuda)
+stand_in("bochner.experiments.uci.kfac", SETS={"uci-regression": ["boston"]}, run_set=None)
+stand_in("bochner.experiments.uci.protocols", Config=Config, FOLDS=range(10))
+stand_in("bochner.experiments.zoo", MODELS=models, by_activation=list)
+stand_in("bochner.reports.drawing", draw=None)
+"""
 SWEEP = """
 import os, sys, time
 from pathlib import Path
@@ -69,9 +97,15 @@ start()
 @posix
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -9)])
-def test_workers_of_a_sweep_end_with_their_parent(name, code, tmp_path):
-    """Also Ctrl-C, which a terminal sends to all processes of the command. Rows that are made are kept."""
+def test_workers_of_a_sweep_end_with_their_parent(name, code, tmp_path, monkeypatch):
+    """Also Ctrl-C, which a terminal sends to all processes of the command. Rows that are made are kept.
+
+    With SIGTERM torch and the settings of the sweep are the real ones.
+    """
     (tmp_path / "sweep.py").write_text(SWEEP)
+    if name != "SIGTERM":
+        (tmp_path / "sitecustomize.py").write_text(STAND_INS)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     workers = tmp_path / "workers"
     workers.mkdir()
     options = ["--sets", "boston", "--models", "relu,rbf-sin,rbf-tri", "--folds", "0", "--workers", "2"]
@@ -166,6 +200,7 @@ import torch
 import bochner
 from bochner.training.threads import one_thread
 
+torch.set_num_threads(1)  # the fits are not what is tested
 x = np.random.default_rng(0).normal(size=(40, 2))
 models = [
     bochner.StationaryRegressor(kernel="rbf", hidden_layer_sizes=(), random_state=0).fit(x, x[:, 0]),
@@ -173,7 +208,7 @@ models = [
 ]
 layer = bochner.StationaryLayer(2, 64, generator=torch.Generator().manual_seed(0))
 torch.set_num_threads(2)
-many = np.random.default_rng(1).normal(size=(30_000, 2))
+many = np.random.default_rng(1).normal(size=(3000, 2))
 
 def answers():
     output = layer(torch.from_numpy(many).float())
@@ -199,7 +234,9 @@ sys.exit(os.waitstatus_to_exitcode(ended[1]))
 @posix
 def test_estimators_and_layers_work_in_a_process_forked_after_torch_has_worked():
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    process = python("-c", FORK, env=environment | {"PYTHONWARNINGS": "ignore::DeprecationWarning"})
+    # Threads that have nothing to do sleep: where others are at work, waiting for them would take most of the time.
+    environment |= {"PYTHONWARNINGS": "ignore::DeprecationWarning", "OMP_WAIT_POLICY": "passive"}
+    process = python("-c", FORK, env=environment)
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 0, stdout + stderr
 
