@@ -1,10 +1,12 @@
 """Data sets: reading, folds, checks of files, and fetching with OpenML played by a function."""
 
+import functools
 import gzip
 import os
 import random
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
 
@@ -44,6 +46,12 @@ def real(tmp_path_factory):
         shutil.copyfile(SHARED / TABLES[name].file, folder / TABLES[name].file)
     unpack_covtype(SHARED / "covtype.npz", folder / "covtype.npz")
     return folder
+
+
+@pytest.fixture(scope="session")
+def loaded(real):
+    """Loads a real set, each one once."""
+    return functools.cache(lambda name: load(name, real))
 
 
 @pytest.fixture
@@ -133,7 +141,7 @@ def test_a_missing_column_is_named(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_set_loads_as_described(name, request):
-    data = load(name) if name in BUILT_IN else load(name, request.getfixturevalue("real"))
+    data = load(name) if name in BUILT_IN else request.getfixturevalue("loaded")(name)
     known = {**TABLES, **BUILT_IN}[name]
     assert data.name == name
     assert data.x.shape == (known.rows, known.inputs)
@@ -156,15 +164,15 @@ def test_every_set_loads_as_described(name, request):
         ("covtype", [211840, 283301, 35754, 2747, 9493, 17367, 20510]),
     ],
 )
-def test_class_counts_are_the_published_ones(name, counts, real):
-    np.testing.assert_array_equal(np.bincount(load(name, real).y), counts)
+def test_class_counts_are_the_published_ones(name, counts, loaded):
+    np.testing.assert_array_equal(np.bincount(loaded(name).y), counts)
 
 
-def test_known_values(real):
-    boston = load("boston", real)
+def test_known_values(loaded):
+    boston = loaded("boston")
     assert boston.x[0].tolist() == [0.00632, 18, 2.31, 0, 0.538, 6.575, 65.2, 4.09, 296, 15.3, 396.9, 4.98]
     assert boston.y[:2].tolist() == [24, 21.6]
-    adult = load("adult", real)
+    adult = loaded("adult")
     assert adult.features[:6] == ("age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week")
     assert adult.x[0, :6].tolist() == [39, 77516, 13, 2174, 0, 40]
     np.testing.assert_array_equal(adult.x[:, 6:].sum(axis=1), 8)  # one of each of the eight columns of names
@@ -371,7 +379,8 @@ def test_fetch_decodes_names_and_missing_values(real, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["boston", "concrete", "airfoil", "elevators", "connect-4"])
 def test_fetch_writes_every_format(name, tmp_path, monkeypatch):
-    table = TABLES[name]
+    table = replace(TABLES[name], rows=min(TABLES[name].rows, 600))
+    monkeypatch.setitem(TABLES, name, table)
     width = {"boston": 13, "concrete": 8}.get(name, table.inputs)
     names, categories = [f"v{i}" for i in range(width)], {}
     if name == "connect-4":
@@ -395,8 +404,8 @@ def test_fetch_writes_every_format(name, tmp_path, monkeypatch):
     np.testing.assert_allclose(np.diff(data.y)[:2], np.diff(target.astype(np.float64))[:2])
 
 
-def test_fetch_writes_covtype_arrays(real, tmp_path, monkeypatch):
-    data = load("covtype", real)
+def test_fetch_writes_covtype_arrays(loaded, tmp_path, monkeypatch):
+    data = loaded("covtype")
     names = [f"v{i}" for i in range(54)]
     target = np.array([str(i) for i in range(1, 8)], dtype=object)[data.y]
     categories = {name: ["0", "1"] for name in names[10:]}

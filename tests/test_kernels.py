@@ -127,7 +127,9 @@ def gaussian_expectation(function, x, x2, *, kink):
         nodes, weights = np.polynomial.hermite_e.hermegauss(200)
         s, t = nodes[:, None], nodes[None, :]
         return weights @ (function(math.sqrt(a) * s) * function(slope * s + rest * t)) @ weights / (2 * math.pi)
-    pdf = scipy.stats.norm.pdf
+
+    def pdf(z):  # SciPy's own takes 60 microseconds, and is needed a hundred thousand times
+        return math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
 
     def inner(s):  # both factors vanish for negative arguments
         if rest < 1e-9:
