@@ -40,7 +40,7 @@ with tempfile.TemporaryDirectory() as folder:
     train, new, model, out = (
         Path(folder) / name for name in ("train.csv", "new.csv", "model.bochner", "predictions.csv")
     )
-    write(train, [flat() for _ in range(300)])
+    write(train, [flat() for _ in range(150)])
     palace = {"area": 2000, "floor": 0, "district": "old town"}
     write(new, [{key: row[key] for key in palace} for row in [*(flat() for _ in range(4)), palace]])
 
