@@ -19,9 +19,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	@$(BIN)/bochner demo --out demo
 
-# A process for each core, on one thread: small matrices do not gain from more.
+# A process for each core, on one thread: small matrices do not gain from more. Bytecode is kept: the tests start many processes.
 test: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 test-slow: setup
 	@$(BIN)/python -m pytest -m slow
