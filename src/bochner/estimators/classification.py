@@ -7,7 +7,7 @@
 3. The weights of the members are chosen by rows that the members have not learnt from.
 
 With fewer rows than ``judging_rows`` and ``tuning_rows`` together (2,300), rows that choose a lengthscale and an amplitude also
-judge the heads that have them. Their log probability is then too high, by 0.00 to 0.05 a row on four tables of 142 to 239 rows.
+judge the heads that have them. Their log probability is then too high, by 0.00 to 0.05 a row on six tables of 142 to 348 rows.
 Regression tunes again without each part that judges; here that would make a fit several times as long.
 """
 

@@ -13,7 +13,7 @@ The lengthscale, the amplitude and the noise stay at their MAP estimates.
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,7 +64,7 @@ class Snapshots:
 
 
 @contextlib.contextmanager
-def _scales_held(models: list[Model]) -> Iterator[None]:
+def _scales_held(models: list[Model]) -> Generator[None]:
     """Holds lengthscales, noises and amplitudes fixed for a while."""
     held = [
         p

@@ -83,5 +83,5 @@ def _best_temperature(
         return prior - float(logs(math.exp(log_temperature)).mean())
 
     best = minimize_scalar(loss, bounds=(0.0, MAX_LOG_TEMPERATURE), method="bounded", options={"xatol": 0.01})
-    temperature = math.exp(float(best.x)) if best.fun < loss(0.0) else 1.0
+    temperature = math.exp(float(best.x)) if best.fun < loss(0.0) else 1.0  # pyright: ignore[reportAttributeAccessIssue]
     return logs(temperature), temperature
