@@ -197,7 +197,7 @@ def keep_readable(source: Source, piece: Piece, target: Target) -> tuple[np.ndar
     """Targets that can be read, and the indices of their rows; the other rows are added to ``source.bad``."""
     y, bad = target.values(piece.texts[target.name])
     blank = bad.copy()
-    blank[bad] = (piece.texts[bad].map(str.strip) == "").all(axis=1).to_numpy()
+    blank[bad] = np.asarray((piece.texts[bad].map(str.strip) == "").all(axis=1))
     if blank.any():
         source.notes.append(f"{int(blank.sum())} rows without any cell left out")
     totals = is_footer(piece.texts, target.column.decimal)
