@@ -1,5 +1,8 @@
 """Small problems that several test files use."""
 
+import contextlib
+from datetime import timedelta
+
 import torch
 
 from bochner import Categorical, Gaussian, Model, StationaryLayer
@@ -53,3 +56,17 @@ def data(num=25, *, outputs=1, classes=None, seed=1):
         return x, (x[:, 0] * 2 + x[:, 1]).round().long().remainder(classes)
     y = torch.sin(2 * x[:, :1]) + 0.1 * torch.randn(num, outputs, generator=generator, dtype=torch.float64)
     return x, y
+
+
+@contextlib.contextmanager
+def one_of_two(rank, path):
+    """Makes this process number ``rank`` of two that work together, or leaves it alone where that is None."""
+    if rank is None:
+        yield
+        return
+    options = {"rank": rank, "world_size": 2, "timeout": timedelta(minutes=2)}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}.meet", **options)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +22,7 @@ from bochner.attach.novelty import Novelty, Tail
 from bochner.estimators import StationaryRegressor
 from bochner.storage import ModelFileError, load, save
 from forging import Parts
+from problems import one_of_two
 
 CENTRES = torch.tensor([[0.0, 2.0], [2.0, -1.0], [-2.0, -1.0]], dtype=torch.float64)
 
@@ -317,21 +317,13 @@ torch.save(answers_of_a_process(1, sys.argv[1]), sys.argv[1] + ".second")
 
 def answers_of_a_process(rank, path):
     """Scores and probabilities of a head that this process fits: to its half of the rows, or to all where it works alone."""
-    if rank is None:
-        part = slice(None)
-    else:
-        options = {"init_method": f"file://{path}.meet", "rank": rank, "world_size": 2, "timeout": timedelta(minutes=2)}
-        torch.distributed.init_process_group("gloo", **options)
-        part = slice(rank, None, 2)
-    try:
+    part = slice(rank, None, None if rank is None else 2)
+    with one_of_two(rank, path):
         x, y = blobs(2000)
         network = trained(x[:400], y[:400], 3, steps=50)
         head = fit(network, loader(x[part], y[part]), loader(*(v[part] for v in blobs(400, 1))))
         new = blobs(200, 2)[0]
         return torch.cat([head.ood_score(new), head.predict(new).probabilities.flatten()])
-    finally:
-        if rank is not None:
-            torch.distributed.destroy_process_group()
 
 
 def test_two_processes_equal_one(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from bochner import (
 from bochner.networks import SeededDropout
 from bochner.posteriors.swag import Snapshots
 from bochner.training.map import sgd
-from problems import classification, data, regression
+from problems import classification, data, one_of_two, regression
 
 
 def loader(x, y, size=7):
@@ -109,53 +109,50 @@ def test_swag_of_a_loader_is_that_of_tensors_in_their_order():
     torch.testing.assert_close(*predictions, rtol=1e-8, atol=1e-10)
 
 
-TWO_PROCESSES = """
-import sys, torch
+SECOND_PROCESS = """
+import sys
 sys.path.insert(0, "tests")
 from test_loaders import *
-rank, size, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-if size > 1:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{path}.meet", rank=rank, world_size=size)
-
-def share(x, y, batch=10):
-    # Every process gives its share of the batches that one process would see: unequal shares, of the last batch too.
-    parts = [(xb[rank::size], yb[rank::size]) for xb, yb in zip(x.split(batch), y.split(batch))]
-    return parts
-
-found = []
-x, y = data(35)
-model = regression(seed=rank if size > 1 else 0, hidden=(5, 4))  # starts from what process 0 has
-fit = fit_map(model, share(x, y), recipe=Recipe(4, optimizer=sgd, lr=1e-2))
-found += [fit.loss.flatten(), *(p.detach().flatten() for p in model.parameters())]
-found += [ClosedForm(model, share(x, y)).mean.flatten(), Laplace(model, share(x, y)).predict(x).std.flatten()]
-x, y = data(45, classes=3)
-model = classification()
-options = {"generator": torch.Generator().manual_seed(0)}
-found.append(ClosedFormClassifier(model, share(x, y), **options).predict(x).probabilities.flatten())
-laplace = Laplace(model, share(x, y))
-laplace.tune_prior(share(*data(40, classes=3, seed=5)), multipliers=(0.1, 10.0, 1000.0))
-found.append(torch.tensor([laplace.temperature, *laplace.prior_multipliers]))
-laplace.tune_prior()
-found += [torch.tensor(laplace.prior_multipliers), laplace.predict(x).probabilities.flatten()]
-try:
-    fit_map(model, share(x, y)[: 3 - rank], recipe=Recipe(1))
-except ValueError as error:
-    assert size == 2 and "as many batches in every process" in str(error) and "got 3, 2" in str(error), error
-else:
-    assert size == 1
-torch.save(torch.cat([f.double() for f in found]), f"{path}.{size}.{rank}")
+torch.save(answers_of_a_process(1, sys.argv[1]), sys.argv[1] + ".second")
 """
+
+
+def answers_of_a_process(rank, path):
+    """What posteriors of all kinds say of networks that this process trains: alone, or as number ``rank`` of two."""
+
+    def share(x, y, batch=10):
+        # Every process gives its share of the batches that one process would see: unequal shares, of the last batch too.
+        part = slice(rank, None, None if rank is None else 2)
+        return [(xb[part], yb[part]) for xb, yb in zip(x.split(batch), y.split(batch), strict=True)]
+
+    with one_of_two(rank, path):
+        x, y = data(35)
+        model = regression(seed=rank or 0, hidden=(5, 4))  # starts from what process 0 has
+        fit = fit_map(model, share(x, y), recipe=Recipe(4, optimizer=sgd, lr=1e-2))
+        found = [fit.loss.flatten(), *(p.detach().flatten() for p in model.parameters())]
+        found += [ClosedForm(model, share(x, y)).mean.flatten(), Laplace(model, share(x, y)).predict(x).std.flatten()]
+        x, y = data(45, classes=3)
+        model = classification()
+        generator = torch.Generator().manual_seed(0)
+        closed = ClosedFormClassifier(model, share(x, y), generator=generator)
+        found.append(closed.predict(x).probabilities.flatten())
+        laplace = Laplace(model, share(x, y))
+        laplace.tune_prior(share(*data(40, classes=3, seed=5)), multipliers=(0.1, 10.0, 1000.0))
+        found.append(torch.tensor([laplace.temperature, *laplace.prior_multipliers]))
+        laplace.tune_prior()
+        found += [torch.tensor(laplace.prior_multipliers), laplace.predict(x).probabilities.flatten()]
+        if rank is not None:
+            with pytest.raises(ValueError, match=r"as many batches in every process.*got 3, 2"):
+                fit_map(model, share(x, y)[: 3 - rank], recipe=Recipe(1))
+    return torch.cat([f.double() for f in found])
 
 
 def test_two_processes_equal_one(tmp_path):
     path = str(tmp_path / "found")
-    jobs = [(0, 1), (0, 2), (1, 2)]
-    running = [
-        subprocess.Popen([sys.executable, "-c", TWO_PROCESSES, str(rank), str(size), path]) for rank, size in jobs
-    ]
-    assert [job.wait(timeout=300) for job in running] == [0, 0, 0]
-    one, *both = (torch.load(f"{path}.{size}.{rank}") for rank, size in jobs)
-    for part in both:
+    second = subprocess.Popen([sys.executable, "-c", SECOND_PROCESS, path])
+    one, first = answers_of_a_process(None, path), answers_of_a_process(0, path)
+    assert second.wait(timeout=300) == 0
+    for part in (first, torch.load(f"{path}.second")):
         torch.testing.assert_close(part, one, rtol=0, atol=1e-10)
 
 
