@@ -48,9 +48,8 @@ def generated(rows: int, seed: int) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     frame = pd.DataFrame({f"x{i}": rng.normal(size=rows).round(4) for i in range(10)})
     frame["kind"] = rng.choice(["flat", "house", "loft"], rows)
-    frame["sold"] = (pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 700, rows), unit="D")).strftime(
-        "%Y-%m-%d"
-    )
+    days = pd.to_timedelta(rng.integers(0, 700, rows), unit="D")
+    frame["sold"] = pd.DatetimeIndex(pd.Timestamp("2024-01-01") + days).strftime("%Y-%m-%d")
     mean = frame["x0"] + np.sin(2 * frame["x1"]) + (frame["kind"] == "loft")
     return frame.assign(y=np.exp(0.5 * mean + 0.2 * rng.normal(size=rows)))
 

@@ -306,6 +306,40 @@ def test_a_failure_is_one_sentence_without_a_traceback(model, monkeypatch):
         assert answer.json()["error"].startswith(sentence)
 
 
+def test_nothing_is_reported_to_anyone(model, monkeypatch):
+    """FastAPI would report requests and failures to a provider of OpenTelemetry, where the process has one."""
+
+    class Provider:
+        def get_tracer(self, *_, **__):
+            raise AssertionError("a request is reported")
+
+    trace = pytest.importorskip("opentelemetry.trace")
+    monkeypatch.setattr(trace, "get_tracer_provider", Provider)
+    monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
+    assert Client(serving.make_app(model.estimator)).post("/predict", json=model.row).status_code == 200
+
+
+def test_a_request_that_the_end_cuts_off_is_counted(model):
+    """As after a second Ctrl-C: the task of the request is cancelled, and no traceback is written."""
+    app, sent = serving.make_app(model.estimator), []
+
+    async def send(message):
+        sent.append(message)
+
+    async def cut():
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": headers}
+        request = asyncio.create_task(app(scope, lambda: asyncio.sleep(60), send))
+        await asyncio.sleep(0.05)
+        request.cancel()
+        await request
+
+    asyncio.run(cut())
+    assert app.state.counts.cut_off == 1
+    assert sent[0]["status"] == 503
+    assert sent[1]["body"] == b'{"error":"The server has been stopped."}'
+
+
 def test_more_requests_than_may_wait_are_refused(model, monkeypatch):
     monkeypatch.setattr(serving, "MAX_WAITING", 0)
     answer = model.post(model.row)

@@ -1,7 +1,6 @@
 """The command that answers requests with a model: serve."""
 
 import signal
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -41,6 +40,7 @@ def serve(
     check_model_file(model)
     try:
         from bochner.serving import server
+        from bochner.serving.app import make_app
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn"):
             raise
@@ -51,10 +51,10 @@ def serve(
     with listener:
         from bochner.cli.jobs import load_model
 
-        estimator = load_model(model, device)
+        limits = {"max_bytes": int(max_megabytes * 1e6), "max_rows": max_rows}
+        app = make_app(load_model(model, device), name=model.name, **limits)
         server.listen(listener)
-        say(f"serving {model} at {server.address_of(listener)}; Ctrl-C ends it")
-        _answer_until_stopped(model, estimator, listener, max_megabytes, max_rows)
+        _answer_until_stopped(app, listener, f"serving {model} at {server.address_of(listener)}; Ctrl-C ends it")
 
 
 def _check_limits(port: int, max_megabytes: float, max_rows: int) -> None:
@@ -69,14 +69,15 @@ def _check_limits(port: int, max_megabytes: float, max_rows: int) -> None:
         raise ValueError(f"The option --max-rows must lie between 1 and {MAX_ROWS}, got {max_rows} instead.")
 
 
-def _answer_until_stopped(model: Path, estimator: Any, listener: Any, max_megabytes: float, max_rows: int) -> None:
-    """Runs the server, and says why it ended."""
+def _answer_until_stopped(app: Any, listener: Any, ready: str) -> None:
+    """Runs the server, says when it is ready, and why it ended."""
     from bochner.serving import server
 
-    limits = {"name": model.name, "max_bytes": int(max_megabytes * 1e6), "max_rows": max_rows}
     try:
-        server.run(estimator, listener, **limits)
+        server.run(app, listener, lambda: say(ready))
     except KeyboardInterrupt as stop:
         name = process.STOP_SIGNALS[signal.Signals(getattr(stop, "number", signal.SIGINT)).name]
-        note(f"stopped by {name}; every request that had come was answered")
+        cut_off = app.state.counts.cut_off
+        rest = f"{cut_off} requests were not answered" if cut_off else "every request that had come was answered"
+        note(f"stopped by {name}; {rest}")
         raise typer.Exit(process.exit_code(stop)) from stop

@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +17,12 @@ import bochner
 from bochner.serving.description import describe_model, predict_operation
 from bochner.serving.rows import Answered, Predictor, RequestError, parse_rows
 
+NO_TELEMETRY: Any = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "auto_configure": False,
+}  # nothing is sent anywhere
 BODY_SECONDS = 30.0  # time for a body to arrive; a client that is slower is refused
 DISCARDED_BODIES = (
     8  # times the largest body that is read of one that is too large, so that its sender hears the refusal
@@ -25,6 +31,12 @@ MAX_WAITING = 256  # requests that may wait at a time
 MAX_WORKERS = 8  # threads that compute
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 PATHS = ("/predict", "/health", "/model", "/metrics", "/openapi.json")
+Coverage = Annotated[
+    float,
+    Query(
+        gt=0, lt=1, allow_inf_nan=False, description="Probability of the interval from low to high; not for classes."
+    ),
+]
 
 
 class Answer(Response):
@@ -45,6 +57,7 @@ class Counts:
         self.rows: Counter[str] = Counter(answered=0, refused=0, flagged=0)
         self.latencies: Counter[float] = Counter()  # by the smallest bucket that holds them
         self.seconds = 0.0
+        self.cut_off = 0  # requests that the end of the server left without an answer
 
     def add_request(self, path: str, status: int, seconds: float) -> None:
         """Counts a request; the time of predictions alone goes into the histogram."""
@@ -107,6 +120,9 @@ class _Counted:
                 await busy(scope, receive, send_and_note)
             else:
                 await self.app(scope, receive, send_and_note)
+        except asyncio.CancelledError:  # the server ends before it has answered, and cancels what is left
+            self.counts.cut_off += 1
+            await Answer({"error": "The server has been stopped."}, 503)(scope, receive, send_and_note)
         finally:
             self.waiting -= 1
             self.counts.add_request(scope["path"], status, time.perf_counter() - began)
@@ -162,19 +178,17 @@ def make_app(estimator: Any, *, name: str = "model", max_bytes: int = 10_000_000
         redoc_url=None,
         redirect_slashes=False,
         default_response_class=Answer,
+        telemetry=NO_TELEMETRY,
     )
+    app.state.counts = counts
     app.add_middleware(_Counted, counts=counts)
     _add_error_answers(app)
 
     def work(body: bytes, coverage: float) -> Answered:
         return predictor.answer(parse_rows(body, max_rows), coverage)
 
-    coverage_text = "Probability of the interval from low to high; without meaning for classes."
-
     @app.post("/predict", openapi_extra=predict_operation(estimator), summary="Predictions for one row or several")
-    async def predict(
-        request: Request, coverage: float = Query(0.9, gt=0, lt=1, allow_inf_nan=False, description=coverage_text)
-    ) -> Response:
+    async def predict(request: Request, coverage: Coverage = 0.9) -> Response:
         body = await read_body(request, max_bytes)
         answered = await asyncio.get_running_loop().run_in_executor(workers, work, body, coverage)
         counts.add_rows(answered)
@@ -183,23 +197,34 @@ def make_app(estimator: Any, *, name: str = "model", max_bytes: int = 10_000_000
             return Answer({"error": errors[0]["error"], "errors": errors, "notes": answered.notes}, 422)
         return Answer(answered.to_json())
 
+    _add_documents(app, {"ready": True, "model": name, "version": bochner.__version__}, about)
+    return app
+
+
+def _add_documents(app: FastAPI, health: dict[str, Any], about: dict[str, Any]) -> None:
+    """Adds what can be read with GET.
+
+    Args:
+        app: The application.
+        health: The answer at /health.
+        about: The answer at /model.
+    """
+
     @app.get("/health", summary="Whether the model is ready")
-    async def health() -> dict[str, Any]:
-        return {"ready": True, "model": name, "version": bochner.__version__}
+    async def read_health() -> Response:
+        return Answer(health)
 
     @app.get("/model", summary="The columns, the target, and how each column is read")
-    async def model() -> dict[str, Any]:
-        return about
+    async def read_model() -> Response:
+        return Answer(about)
 
-    @app.get("/metrics", summary="Counts for Prometheus", response_class=Response)
-    async def metrics() -> Response:
-        return Response(counts.as_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    @app.get("/metrics", summary="Counts for Prometheus")
+    async def read_metrics() -> Response:
+        return Response(app.state.counts.as_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
+    async def read_openapi() -> Response:
         return Answer(app.openapi())
-
-    return app
 
 
 def _add_error_answers(app: FastAPI) -> None:

@@ -220,7 +220,7 @@ class Predictor:
 
     def _read(self, cells: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[int, Column], list[str]]:
         """Rows as numbers and categories, the first column that cannot be read of each row that has one, and notes."""
-        table, notes = self.table.adapted_to(cells)
+        table, notes = self.table.adapted(cells)
         clean: dict[str, np.ndarray] = {}
         unreadable: dict[int, Column] = {}
         changes = Changes()

@@ -2,11 +2,10 @@
 
 import errno
 import socket
-from typing import Any
+from collections.abc import Callable
 
 import uvicorn
-
-from bochner.serving.app import make_app
+from fastapi import FastAPI
 
 FINISH_SECONDS = 60  # time for requests that have come before a signal to be answered
 BACKLOG = 2048  # connections that may wait to be accepted
@@ -57,16 +56,29 @@ def listen(listener: socket.socket) -> None:
         raise ValueError(_bind_message(error, host, port)) from error
 
 
-def run(estimator: Any, listener: socket.socket, **limits: Any) -> None:
+class _Server(uvicorn.Server):
+    """A server that says when it is ready; signals are its own by then."""
+
+    def __init__(self, config: uvicorn.Config, say_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.say_ready = say_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to take connections."""
+        await super().startup(sockets)
+        self.say_ready()
+
+
+def run(app: FastAPI, listener: socket.socket, say_ready: Callable[[], None]) -> None:
     """Answers requests until a signal comes, finishes those that are there, and raises the signal again.
 
     Args:
-        estimator: A fitted TableRegressor or TableClassifier.
+        app: What ``make_app`` made.
         listener: A socket that listens.
-        **limits: Further parameters of ``make_app``.
+        say_ready: Called when requests are answered, and signals are heeded.
     """
     config = uvicorn.Config(
-        make_app(estimator, **limits),
+        app,
         http="h11",
         loop="asyncio",
         ws="none",
@@ -74,7 +86,8 @@ def run(estimator: Any, listener: socket.socket, **limits: Any) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=FINISH_SECONDS,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    _Server(config, say_ready).run(sockets=[listener])

@@ -130,18 +130,15 @@ class Table:
             raise TableError(*problems)
         return pd.DataFrame(inputs)
 
-    def adapted(self, frame: pd.DataFrame, target: Target | None = None) -> tuple["Table", list[str]]:
+    def adapted(self, rows: pd.DataFrame | dict[str, Any], target: Target | None = None) -> tuple["Table", list[str]]:
         """The same table for new rows that write numbers or dates in another way, and a line for each such column.
 
         Args:
-            frame: The new rows.
+            rows: The new rows; or their cells by name of the column, as ``as_cells`` gives them.
             target: Where its column is among them too, it helps to tell the decimal sign.
         """
-        return self.adapted_to(self._cells(frame, target), target)
-
-    def adapted_to(self, by_name: dict[str, Any], target: Target | None = None) -> tuple["Table", list[str]]:
-        """What ``adapted`` does, from cells by name of their column, as ``as_cells`` gives them."""
-        votes, decimal = self._votes(by_name, target)
+        by_name = rows if isinstance(rows, dict) else _cells_by_name(rows, self.used, target)
+        votes, decimal = _decimal_votes(by_name, self.used, target)
         columns = tuple(
             adapted(column, by_name[column.name], decimal, votes.get(column.name)) if column.name in by_name else column
             for column in self.columns
@@ -151,8 +148,8 @@ class Table:
 
     def adapted_target(self, frame: pd.DataFrame, target: Target) -> tuple[Target, list[str]]:
         """The same target for new rows that write its numbers in another way, and a line that says so."""
-        by_name = self._cells(frame, target)
-        votes, decimal = self._votes(by_name, target)
+        by_name = _cells_by_name(frame, self.used, target)
+        votes, decimal = _decimal_votes(by_name, self.used, target)
         column = adapted(target.column, by_name[target.name], decimal, votes.get(target.name))
         if target.task != "regression" or column == target.column:
             return target, []
@@ -160,22 +157,7 @@ class Table:
 
     def decimal_sign(self, frame: pd.DataFrame) -> str | None:
         """The decimal sign of new rows; None where the cells do not tell it."""
-        return self._votes(self._cells(frame), None)[1]
-
-    def _cells(self, frame: pd.DataFrame, target: Target | None = None) -> dict[str, Any]:
-        """Cells of the columns that are used, and of the target where it is given, by name."""
-        names = {str(name): name for name in frame.columns}
-        wanted = [column.name for column in self.used] + ([] if target is None else [target.name])
-        return {name: as_cells(frame[names[name]]) for name in wanted if name in names}
-
-    def _votes(self, by_name: dict[str, Any], target: Target | None) -> tuple[dict[str, cells.Votes], str | None]:
-        """What each column of numbers says about the decimal sign, by name, and the sign that follows from all of them."""
-        columns = {column.name: column for column in self.used}
-        if target is not None:
-            columns[target.name] = target.column
-        numbers = {name: values for name, values in by_name.items() if columns[name].kind == "number"}
-        votes = {name: votes_of(values, known=True) for name, values in numbers.items()}
-        return votes, cells.file_sign(votes.values())
+        return _decimal_votes(_cells_by_name(frame, self.used), self.used)[1]
 
     def to_json(self) -> list[dict[str, Any]]:
         """Plain data for the model file."""
@@ -187,6 +169,24 @@ class Table:
         if not isinstance(content, list) or not content:
             raise ValueError("the columns are not a list")
         return cls(tuple(map(Column.from_json, content)))
+
+
+def _cells_by_name(frame: pd.DataFrame, used: list[Column], target: Target | None = None) -> dict[str, Any]:
+    """Cells of the columns that are used, and of the target where it is given, by name."""
+    names = {str(name): name for name in frame.columns}
+    wanted = [column.name for column in used] + ([] if target is None else [target.name])
+    return {name: as_cells(frame[names[name]]) for name in wanted if name in names}
+
+
+def _decimal_votes(
+    by_name: dict[str, Any], used: list[Column], target: Target | None = None
+) -> tuple[dict[str, cells.Votes], str | None]:
+    """What each column of numbers says about the decimal sign, by name, and the sign that follows from all of them."""
+    kinds = {column.name: column.kind for column in used} | (
+        {} if target is None else {target.name: target.column.kind}
+    )
+    votes = {name: votes_of(values, known=True) for name, values in by_name.items() if kinds[name] == "number"}
+    return votes, cells.file_sign(votes.values())
 
 
 def has_number_choices(series: Any) -> bool:
