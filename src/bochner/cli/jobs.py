@@ -119,13 +119,12 @@ def _held_out_report(
 
 
 def _list_bad(files: Files, bad: list[BadRow]) -> list[Path]:
-    """Writes the list of rows that cannot be used, if there are any; returns its path. The list of an earlier run is removed."""
+    """Writes the list of rows that cannot be used, if there are any; returns its path."""
     if files.bad_rows is None:
         return []
     if not bad:
         if files.bad_rows.is_file():
-            files.bad_rows.unlink()
-            note(f"no row was left out; {files.bad_rows}, of an earlier run, is removed")
+            note(f"no row was left out; {files.bad_rows} is of an earlier run")
         return []
     write_bad_rows(files.bad_rows, bad)
     keep(files.bad_rows)

@@ -234,7 +234,7 @@ class Stationary(BaseEstimator):
             if any(column.categories is not None for column in self.columns_.columns):
                 table = self._named_columns(X)
             elif has_categories(X):
-                strange = [str(X.columns[i]) for i in range(X.shape[1]) if is_category(X.iloc[:, i])]
+                strange = [str(X.columns[i]) for i in range(X.shape[1]) if is_category(X.dtypes.iloc[i])]
                 raise ValueError(f"Column '{strange[0]}' of X held numbers in training, and now holds text.")
             else:
                 X = as_numpy(X)

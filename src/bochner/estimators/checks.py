@@ -83,7 +83,7 @@ def check_seed(random_state: Any) -> int:
 
 def has_categories(X: Any) -> bool:
     """Whether a table is a DataFrame in which a column holds categories or texts."""
-    return isinstance(X, pd.DataFrame) and len(X) > 0 and any(is_category(X.iloc[:, i]) for i in range(X.shape[1]))
+    return isinstance(X, pd.DataFrame) and len(X) > 0 and any(map(is_category, X.dtypes.unique()))
 
 
 def check_column_names(table: pd.DataFrame) -> None:

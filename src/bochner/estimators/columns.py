@@ -174,7 +174,7 @@ def _values(table: Any, categorical: list[bool] | None = None) -> list[tuple[str
     columns = []
     for number, name in enumerate(table.columns):
         series = table[name]
-        if is_category(series) or (categorical is not None and categorical[number]):
+        if is_category(series.dtype) or (categorical is not None and categorical[number]):
             texts = [MISSING if pd.isna(value) else _text(value) for value in series.astype(object)]
             columns.append((f"'{name}'", np.array(texts, dtype=object), False))
         else:
@@ -198,8 +198,8 @@ def as_codes(table: Any) -> np.ndarray:
     return np.column_stack(columns).astype(np.float64)
 
 
-def is_category(series: Any) -> bool:
-    """Whether a pandas column is of categories or text."""
-    return isinstance(series.dtype, pd.CategoricalDtype) or (
-        series.dtype == object or pd.api.types.is_string_dtype(series.dtype)
+def is_category(kind: Any) -> bool:
+    """Whether the dtype of a pandas column is that of categories or text."""
+    return isinstance(kind, pd.CategoricalDtype) or (
+        pd.api.types.is_object_dtype(kind) or pd.api.types.is_string_dtype(kind)
     )

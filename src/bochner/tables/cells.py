@@ -150,6 +150,11 @@ def is_missing(texts: Any, words: frozenset[str] = MISSING_WORDS) -> np.ndarray:
     return once_each(texts, lambda text: text.strip().lower() in words).astype(bool)
 
 
+def leave_out(texts: np.ndarray, absent: np.ndarray) -> np.ndarray:
+    """The texts without the absent ones; the same array where none is absent."""
+    return texts[~absent] if absent.any() else texts
+
+
 def as_number(text: str, decimal: str) -> tuple[float, str] | None:
     """A number and its unit; None where the text is not a number."""
     visible = text if text.isascii() else text.translate(INVISIBLE)
@@ -178,8 +183,23 @@ def as_plain_number(text: str) -> float:
     return value if np.isfinite(value) and "_" not in text else np.nan
 
 
+_last_plain: tuple[Any, np.ndarray | None] = ((), None)  # the cells that were asked for last, and the answer
+
+
 def plain_numbers(texts: Any) -> np.ndarray | None:
-    """All texts as numbers where all are written as programs write them, which is quick; else None."""
+    """All texts as numbers where all are written as programs write them, which is quick; else None.
+
+    Every question about a column begins with this one, so the last answer is kept. Nobody may change the texts in place.
+    """
+    global _last_plain
+    asked, values = _last_plain  # read at once: threads may differ
+    if asked is not texts:
+        values = _plain_numbers(texts)
+        _last_plain = texts, values
+    return values if values is None else values.copy()
+
+
+def _plain_numbers(texts: Any) -> np.ndarray | None:
     try:
         values = np.asarray(texts, dtype=object).astype(float)
     except ValueError:
@@ -251,7 +271,7 @@ def decimal_votes(texts: np.ndarray, share: float, known: bool = False) -> Votes
         share: Share of its different cells that must be numbers.
         known: Whether the column is known to hold numbers, so that 1,2 is no list of choices.
     """
-    present = texts[~is_missing(texts, MISSING_NUMBERS)]
+    present = leave_out(texts, is_missing(texts, MISSING_NUMBERS))
     levels = pd.unique(present)
     levels = levels[:: len(levels) // VOTING_LEVELS + 1]
     if not len(levels):
@@ -293,8 +313,6 @@ def column_sign(votes: Votes, decimal: str | None) -> tuple[str, str]:
 
 def read_truths(texts: Any) -> np.ndarray:
     """1 for words for yes, 0 for words for no, NaN for other texts."""
-    if plain_numbers(texts) is not None:
-        return np.full(len(texts), np.nan)
     return once_each(texts, lambda text: TRUTHS.get(text.strip().lower(), np.nan)).astype(float)
 
 

@@ -64,11 +64,11 @@ def _classify(name: str, values: Any, decimal: str | None, votes: cells.Votes) -
     if values.dtype != object:
         return _number(name, values, "number", "")
     absent = cells.is_missing(values, missing_words(values))
-    present, missing = values[~absent], bool(absent.any())
+    present, missing = cells.leave_out(values, absent), bool(absent.any())
     if not len(present):
         return Column(name, "dropped", "dropped, no values")
     levels = pd.unique(present)
-    if set(cells.read_truths(levels).tolist()) == {0.0, 1.0}:
+    if cells.plain_numbers(present) is None and set(cells.read_truths(levels).tolist()) == {0.0, 1.0}:
         yes, no = (", ".join(sorted({text.strip() for text in levels[cells.read_truths(levels) == v]})) for v in (1, 0))
         return Column(name, "truth", f"{yes} → 1, {no} → 0", missing=missing)
     column = _as_numbers(name, values, levels, votes, decimal) or _as_dates(name, values, levels)
@@ -128,7 +128,7 @@ def _as_numbers(
     if np.isfinite(numbers).all() and len(levels) > 2 and all(len(text.strip()) == 8 for text in levels):
         if (style := cells.date_style(levels, 1.0)) is not None:  # 20261118
             return _date(name, cells.read_dates(values, style[0]), style[0], "")
-    units = cells.count_units(values[~absent], decimal)
+    units = cells.count_units(cells.leave_out(values, absent), decimal)
     signs = sorted(unit for unit in units if unit)
     if len(signs) > 1:
         return Column(name, "dropped", f"dropped, several units ({', '.join(signs[:5])})")

@@ -27,6 +27,7 @@ CONFIDENCE_BINS = 10  # bins of confidence in the reliability table
 MOST_MATRIX = 12  # classes in a confusion matrix
 SHOWN_ROWS = 300  # rows in the table of rows
 SHOWN_COLUMNS = 30  # columns in the table of rows
+NO_ERROR = 1e-12  # size of a metric below which it is a rounding error
 ERRORS = {True: "root mean squared error (RMSE)", False: "log loss (NLPD)"}
 
 
@@ -117,13 +118,18 @@ def unlike(model: Any, flagged: int, count: int) -> tuple[str, str, bool]:
     return "Which rows are unlike the data?", text, more
 
 
+def _rounded(value: float | None) -> float | None:
+    """A metric without rounding errors: an error of 2e-16 is 0."""
+    return None if value is None else 0.0 if abs(value) < NO_ERROR else value
+
+
 def score_part(model: Any, scores: list[Score], note: str) -> tuple[Part, dict[str, Any]]:
     """Errors of all models, as a chart and a table."""
     regression = is_regression(model)
     names = {"rmse": "RMSE", "r2": "R²", "coverage_90": "90 % interval covers", "width_90": "its mean width"}
     names |= {"accuracy": "accuracy", "nlpd": "NLPD", "ece": "calibration error", "auc": "AUC"}
     keys = [key for key in names if key in scores[0].metrics]
-    rows = [[score.name, *(score.metrics.get(key) for key in keys)] for score in scores]
+    rows = [[score.name, *(_rounded(score.metrics.get(key)) for key in keys)] for score in scores]
     unit = model.target_.column.unit if regression else ""
     items = [
         {
@@ -337,4 +343,4 @@ def confusion_part(answered: Answered) -> Part:
         rows,
         shades=[[float(shares[i, j]) for j in most] for i in most],
     )
-    return Part("Confusion matrix", "A cell is darker the larger its share of the line.", (), [table])
+    return Part("Confusion matrix", "The larger its share of the line, the stronger the colour of a cell.", (), [table])
