@@ -1,9 +1,13 @@
 """fit, predict, evaluate and info: the ordinary way through, and more than forty ways to go wrong."""
 
 import json
+import math
 import os
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bochner.cli import app
+from bochner.cli import app, jobs
 from bochner.estimators import StationaryRegressor
 from bochner.members.member import Member, describe_members
 from bochner.storage import load, save
@@ -591,6 +595,33 @@ def test_too_little_memory_is_one_line(error, models, tmp_path, monkeypatch):
     monkeypatch.setattr(fitting, "predict_rows", lambda *_: (_ for _ in ()).throw(error))
     result = run("predict", models / "number.bochner", tmp_path / "n.csv", "--out", tmp_path / "o.csv")
     check_refusal(result, "not enough memory; use fewer rows")
+
+
+def test_where_time_is_short_as_many_rows_are_measured_as_there_is_time_for(monkeypatch):
+    now = [0.0]
+
+    def one_second(*_):
+        now[0] += 1.0
+
+    monkeypatch.setattr(jobs, "forecast", one_second)
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    parts: Any = SimpleNamespace(
+        held=np.arange(2000), clean=pd.DataFrame(index=range(2000)), estimator=SimpleNamespace(estimator_=None)
+    )
+    assert len(jobs._in_time(parts, math.inf)) == 2000
+    some = jobs._in_time(parts, 4.0)  # a second for 256 rows, and three seconds are left
+    assert (len(some), some[0], some[-1]) == (768, 0, 1999)
+    assert len(jobs._in_time(parts, 1.5)) == 256  # late, and measured nevertheless
+
+
+def test_a_budget_that_was_too_short_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("bochner.cli.models.start_time", lambda: time.perf_counter() - 100)
+    houses(1400).to_csv(tmp_path / "t.csv", index=False)
+    words = ("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "m", "--test", "0.4", "--hidden", "")
+    result = run(*words, "--budget", "5", *FAST)
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"5 s were too few: to start and read the table took 100\.\d s", result.stderr)
+    assert "on held-out rows, 256 of 560 for the time:" in result.stdout
 
 
 def test_the_demo_makes_its_point_in_one_picture_and_three_lines(tmp_path):

@@ -17,6 +17,7 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
+from bochner.estimators.evaluation import forecast
 from bochner.members.heads import GaussianHead, sums_of
 from bochner.members.member import Inputs
 from bochner.members.tuning import TrainingRows
@@ -474,6 +475,19 @@ def test_a_noise_that_grows_is_known():
     model = StationaryRegressor(**QUICK).fit(x, y)
     _, std = model.predict([[-1.5], [1.5]], return_std=True)
     assert std[1] > 3 * std[0]
+
+
+def test_a_forecast_is_what_the_methods_say(deep, deep_moons):
+    x, y = line(20, seed=1)
+    said, interval = forecast(deep, x, y, 0.8), deep.predict_interval(x, 0.8)
+    np.testing.assert_array_equal(said.values, np.column_stack([*deep.predict(x, return_std=True), interval]))
+    np.testing.assert_array_equal(said.scores, deep.ood_score(x))
+    np.testing.assert_array_equal(said.log_density, deep.log_prob(x, y))
+    assert forecast(deep, x).log_density is None
+    x, y = make_moons(20, noise=0.2, random_state=1)
+    said = forecast(deep_moons, x, y)
+    np.testing.assert_array_equal(said.values, deep_moons.predict_proba(x))
+    np.testing.assert_array_equal(said.scores, deep_moons.ood_score(x))
 
 
 # ------------------------------------------------------------------ classes
