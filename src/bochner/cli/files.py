@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bochner.files import check_outputs
-from bochner.tables.errors import check_file
+from bochner.tables.errors import files_of
 
 STDOUT = Path("-")
 
@@ -27,13 +27,13 @@ class Files:
 
     def check(self, model: Path | None = None) -> None:
         """Raises a ValueError unless the inputs are there and all outputs can be written, are different files and no inputs."""
-        check_file(self.table)
+        inputs = files_of(self.table)
         if model is not None:
             check_model_file(model)
         if self.report == STDOUT:
             raise ValueError("The report must be a file, got '-' instead.")
         outputs = [path for path in (self.out, self.report, self.bad_rows) if path is not None and path != STDOUT]
-        check_outputs(outputs, [self.table, *([] if model is None else [model])])
+        check_outputs(outputs, [*inputs, *([] if model is None else [model])])
 
 
 def check_model_file(path: Path) -> None:

@@ -17,6 +17,7 @@ from bochner.estimators.evaluation import Forecast, forecast, forecast_metrics
 from bochner.files import write_text
 from bochner.storage import load, save
 from bochner.tables import fitting
+from bochner.tables.cells import as_text
 from bochner.tables.errors import listed
 from bochner.tables.reading import BadRow, Source, open_table, read_table
 from bochner.tables.table import Changes
@@ -111,7 +112,7 @@ def _held_out_report(
     from bochner.reports.model import Heading, Rows, measured_report
 
     train, held = (
-        Rows(rows.frame.iloc[at], parts.clean.iloc[at], rows.places[at].tolist(), rows.y[at])
+        Rows(rows.frame.iloc[at].map(as_text), parts.clean.iloc[at], rows.places[at].tolist(), rows.y[at])
         for at in (parts.train, parts.held)
     )
     heading = Heading(f"{files.table.name}: {rows.target.name}", rows.unit, rows.notes)
@@ -208,20 +209,20 @@ def _predict_pieces(
     first = next(pieces, None)
     if first is None:
         source.raise_empty()
-    table, written = table.adapted(first.texts)
+    table, written = table.adapted(first.frame)
     done.notes += written
-    decimal = table.decimal_sign(first.texts) or "."
+    decimal = table.decimal_sign(first.frame) or "."
     pieces = itertools.chain([first], pieces)
     del first  # a piece is in memory no longer than it is worked on
     assert files.out is not None
     with writer(files.out, source, decimal) as take:
         for piece in pieces:
-            clean = table.transform(piece.texts, changes)
+            clean = table.transform(piece.frame, changes)
             added = fitting.predict_rows(estimator, clean, coverage)
             take(piece, added)
             if collected is not None:
                 collected.take(piece.texts, piece.places, clean, added)
-            done.rows, done.flagged = done.rows + len(piece.texts), done.flagged + int(added["ood"].sum())
+            done.rows, done.flagged = done.rows + len(piece.frame), done.flagged + int(added["ood"].sum())
             if done.rows % PROGRESS_ROWS == 0:
                 note(f"{done.rows} rows")
         if files.bad_rows is None:
@@ -255,13 +256,13 @@ def evaluate_file(files: Files, model: Path, device: str) -> Evaluated:
             f"{files.table} lacks the target '{target.name}'; use 'bochner predict' for tables without it."
         )
     piece = read_table(source)
-    target, target_notes = table.adapted_target(piece.texts, target)
+    target, target_notes = table.adapted_target(piece.frame, target)
     y, rows = fitting.keep_readable(source, piece, target)
     if files.bad_rows is None:
         source.check_bad()
     if not len(rows):
         raise ValueError(f"{files.table} has no row with a target that can be read.")
-    frame = piece.texts.iloc[rows]
+    frame = piece.frame.iloc[rows]
     adapted, column_notes = table.adapted(frame, target)
     if hasattr(estimator, "classes_"):
         y = estimator.labels(y)
@@ -276,7 +277,7 @@ def evaluate_file(files: Files, model: Path, device: str) -> Evaluated:
     if files.report is not None:
         from bochner.reports.model import Heading, Rows, measured_report
 
-        evaluated = Rows(frame, clean, [piece.places[row] for row in rows], y)
+        evaluated = Rows(frame.map(as_text), clean, [piece.places[row] for row in rows], y)
         heading = Heading(f"{files.table.name}: {target.name}", source.unit, done.notes)
         done.page = measured_report(estimator, evaluated, heading, said=said, say=note)
     return done

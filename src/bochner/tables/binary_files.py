@@ -1,7 +1,8 @@
-"""Tables in Parquet and Excel files; every cell becomes text, from which the same value can be read again."""
+"""Tables in Parquet, Feather, Arrow and Excel files, in the types that they hold or as text from which the same value can be read."""
 
+import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,13 @@ import numpy as np
 import pandas as pd
 
 from bochner.tables.cells import as_text
-from bochner.tables.errors import TableError
+from bochner.tables.errors import TableError, suffix_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 PANDAS_INDEX_PREFIX = "__index_level_"  # how pandas names a nameless index in a Parquet file
+MAX_EXACT_FLOAT = 2**53  # whole numbers up to it are floats without loss
 MAX_ERROR_CHARACTERS = 200  # of a library's message in ours
 TEXT_TYPES = (  # beginnings of the names of Arrow types whose values are told by their text
     *("null", "bool", "int", "uint", "float", "double", "halffloat", "decimal"),
@@ -22,12 +24,114 @@ TEXT_TYPES = (  # beginnings of the names of Arrow types whose values are told b
 )
 
 
-# ------------------------------------------------------------------ Parquet
+# ------------------------------------------------------------------ Parquet, Feather and Arrow
 
 
-def find_nested_columns(path: Path) -> list[tuple[str, str]]:
-    """Columns of a Parquet file whose values have no form in text, such as lists, and their types."""
-    return [(field.name, str(field.type)) for field in _open_parquet(path).schema_arrow if not has_text(field.type)]
+class ArrowFile:
+    """A file of typed columns: Parquet, or Arrow's own format, which Feather is too. It is read in blocks of rows.
+
+    Args:
+        path: The file.
+
+    Raises:
+        TableError: It is damaged, or is no such file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError as error:
+            raise TableError(
+                f"Reading {path} needs pyarrow: install bochner with the extra 'parquet', or use CSV."
+            ) from error
+        self._is_parquet = suffix_of(path) == ".parquet"
+        try:
+            self._file: Any = pq.ParquetFile(path) if self._is_parquet else pa.ipc.open_file(pa.memory_map(str(path)))
+        except Exception as error:
+            kind = "a Parquet file" if self._is_parquet else "a Feather or Arrow file"
+            raise TableError(f"{path} is not {kind} that can be read ({_as_one_line(error)}).") from error
+        self.schema: pa.Schema = self._file.schema_arrow if self._is_parquet else self._file.schema
+
+    @property
+    def names(self) -> list[str]:
+        """Column names, without a nameless index of pandas."""
+        return [name for name in self.schema.names if not _is_index(name, self.schema)]
+
+    @property
+    def block_rows(self) -> list[int]:
+        """Number of rows of each block."""
+        if self._is_parquet:
+            about = self._file.metadata
+            return [about.row_group(block).num_rows for block in range(about.num_row_groups)]
+        return [self._file.get_batch(block).num_rows for block in range(self._file.num_record_batches)]
+
+    def nested_columns(self) -> list[tuple[str, str]]:
+        """Columns whose values have no form in text, such as lists, and their types."""
+        return [(field.name, str(field.type)) for field in self.schema if not has_text(field.type)]
+
+    def read(self, blocks: Sequence[int], rows: int) -> Iterator["pa.Table"]:
+        """The rows of some blocks, a number of rows at a time.
+
+        Raises:
+            TableError: The file is damaged.
+        """
+        import pyarrow as pa
+
+        with self._errors():
+            if self._is_parquet:
+                for batch in self._file.iter_batches(batch_size=rows, row_groups=list(blocks)):
+                    yield pa.Table.from_batches([batch])
+                return
+            for block in blocks:
+                batch = self._file.get_batch(block)
+                for start in range(0, batch.num_rows, rows):
+                    yield pa.Table.from_batches([batch.slice(start, rows)])
+
+    def as_columns(self, table: "pa.Table") -> pd.DataFrame:
+        """Rows as pandas holds them: numbers, dates, and for all else Python's objects. No digit of a whole number is lost.
+
+        Raises:
+            TableError: Python does not have one of the values.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        columns = {}
+        with self._errors():
+            for name in self.names:
+                column = table[name]
+                plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+                exact = not (pa.types.is_integer(plain.type) and plain.null_count) or _fits_float(plain)
+                if pa.types.is_timestamp(plain.type) or pa.types.is_date(plain.type):
+                    pc.min_max(plain).as_py()  # raises an error beyond the years 1 to 9999
+                columns[name] = plain.to_pandas(integer_object_nulls=not exact)
+                if pa.types.is_string(plain.type) or pa.types.is_large_string(plain.type):
+                    columns[name] = columns[name].astype(object)
+        return pd.DataFrame(columns, index=pd.RangeIndex(table.num_rows))
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Makes every error of a file that is being read a TableError."""
+        import pyarrow as pa
+
+        try:
+            yield
+        # Dates beyond the year 9999 overflow, and a time zone may be unknown here, which is a KeyError.
+        except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
+            if isinstance(error, TableError):
+                raise
+            raise TableError(f"{self.path} cannot be read to its end ({_as_one_line(error)}).") from error
+
+
+def joined(tables: "Sequence[pa.Table]") -> "pa.Table | None":
+    """Several tables as one, whose types may differ; None where there is none."""
+    if not tables:
+        return None
+    import pyarrow as pa
+
+    return pa.concat_tables(tables, promote_options="permissive")
 
 
 def has_text(kind: object) -> bool:
@@ -35,59 +139,25 @@ def has_text(kind: object) -> bool:
     return str(kind).startswith(TEXT_TYPES)
 
 
-def read_parquet_names(path: Path) -> list[str]:
-    """Column names of a Parquet file, without a nameless index of pandas."""
-    schema = _open_parquet(path).schema_arrow
-    return [name for name in schema.names if not _is_index(name, schema)]
+def as_text_columns(table: "pa.Table", names: Sequence[str]) -> pd.DataFrame:
+    """Rows as text, from which the same values can be read again."""
+    kept = [name for name in table.column_names if not _is_index(name, table.schema)]
+    texts = {name: list(map(as_text, table[kept_name].to_pylist())) for name, kept_name in zip(names, kept, strict=True)}
+    return pd.DataFrame(texts, dtype=object, index=pd.RangeIndex(table.num_rows))
 
 
-def read_parquet_batches(path: Path, names: list[str], rows: int) -> Iterator[tuple[pd.DataFrame, "pa.Table"]]:
-    """A Parquet file from its beginning: some rows as text and as Arrow holds them.
+def _fits_float(column: Any) -> bool:
+    """Whether all whole numbers of a column are floats too."""
+    import pyarrow.compute as pc
 
-    Args:
-        path: The file.
-        names: Names of the columns of text, an index left out.
-        rows: Rows at a time.
-
-    Raises:
-        TableError: The file is damaged, or holds values that Python does not have.
-    """
-    import pyarrow as pa
-
-    try:
-        for batch in _open_parquet(path).iter_batches(batch_size=rows):
-            table = pa.Table.from_batches([batch])
-            kept = [
-                column
-                for name, column in zip(table.column_names, table.columns, strict=True)
-                if not _is_index(name, table.schema)
-            ]
-            texts = {name: list(map(as_text, column.to_pylist())) for name, column in zip(names, kept, strict=True)}
-            yield pd.DataFrame(texts, dtype=object), table
-    # Dates beyond the year 9999 overflow, and a time zone may be unknown here, which is a KeyError.
-    except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
-        if isinstance(error, TableError):
-            raise
-        raise TableError(f"{path} cannot be read to its end ({_as_one_line(error)}).") from error
+    ends = pc.min_max(column).as_py()
+    return ends["min"] is None or -MAX_EXACT_FLOAT <= ends["min"] <= ends["max"] <= MAX_EXACT_FLOAT
 
 
 def _is_index(name: str, schema: "pa.Schema") -> bool:
     """Whether a column is a nameless index of pandas."""
     about = schema.pandas_metadata if name.startswith(PANDAS_INDEX_PREFIX) else None
     return about is not None and name in about.get("index_columns", [])
-
-
-def _open_parquet(path: Path) -> Any:
-    try:
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise TableError(
-            f"Reading {path} needs pyarrow: install bochner with the extra 'parquet', or use CSV."
-        ) from error
-    try:
-        return pq.ParquetFile(path)
-    except Exception as error:
-        raise TableError(f"{path} is not a Parquet file that can be read ({_as_one_line(error)}).") from error
 
 
 # ------------------------------------------------------------------ Excel

@@ -11,7 +11,8 @@ import pandas as pd
 from sklearn.model_selection import train_test_split
 
 from bochner.estimators.evaluation import forecast
-from bochner.tables.cells import read_numbers
+from bochner.tables.cells import as_text, read_numbers
+from bochner.tables.columns import as_cells, is_text
 from bochner.tables.errors import TableError, listed, no_column
 from bochner.tables.estimators import TableClassifier, TableRegressor
 from bochner.tables.reading import BadRow, Piece, Source, open_table, read_table
@@ -109,7 +110,7 @@ def read_training(
     source = open_table(path)
     check_names(source, target, drop)
     piece = read_table(source)
-    frame, texts = piece.texts.drop(columns=target), piece.texts[target]
+    frame, texts = piece.frame.drop(columns=target), piece.frame[target]
     problems: list[str] = []
 
     def collect_problems(work: Callable[[], Any]) -> Any:
@@ -119,7 +120,7 @@ def read_training(
         except TableError as error:
             problems.extend(error.problems)
 
-    signs = Signs.learn(piece.texts, drop)
+    signs = Signs.learn(piece.frame, drop)
     understood: Any = collect_problems(lambda: Target.learn(target, texts, task, signs.decimal))
     y, rows = (np.zeros(0), np.arange(len(frame))) if understood is None else keep_readable(source, piece, understood)
     if not skip_bad:
@@ -136,7 +137,7 @@ def read_training(
             problems.insert(0, f"{path} cannot be fitted:")
         raise TableError(*problems)
     used = frame[[column.name for column in table.used]].assign(**{"the target": y})
-    groups = used.groupby(list(used.columns), sort=False).ngroup().to_numpy()
+    groups = used.groupby(list(used.columns), sort=False, dropna=False).ngroup().to_numpy()
     if repeated := len(groups) - len(np.unique(groups)):
         source.notes.append(f"{repeated} rows repeat another one; equal rows are fitted or tested together")
     places = np.array(piece.places)[rows]
@@ -176,37 +177,48 @@ def _find_names_below(source: Source, target: str) -> str:
     )
 
 
-def is_footer(texts: pd.DataFrame, decimal: str) -> bool:
+def is_footer(frame: pd.DataFrame, decimal: str) -> bool:
     """Whether the last row of a table holds totals: sums, means and blanks, beside a word such as 'Total' or two sums at least."""
-    last = [cell.strip() for cell in texts.iloc[-1]]
+    last = [as_text(frame[name].iloc[-1]).strip() for name in frame.columns]
     words = [cell.casefold().rstrip(":") in FOOTER_WORDS for cell in last]
     alone = "" in last and sum(map(bool, last)) > 1
-    if not (any(words) or alone) or len(texts) < MIN_ROWS:
+    if not (any(words) or alone) or len(frame) < MIN_ROWS:
         return False
-    for name, cell, word in zip(texts.columns, last, words, strict=True):
+    for name, cell, word in zip(frame.columns, last, words, strict=True):
         if word or not cell:
             continue
-        numbers = read_numbers(texts[name].to_numpy(dtype=object), decimal)
+        values = as_cells(frame[name])
+        numbers = read_numbers(values, decimal) if is_text(values) else np.asarray(values, dtype=float)
         above = numbers[:-1][np.isfinite(numbers[:-1])]
         if not len(above) or not np.isclose([above.sum(), above.mean()], numbers[-1], rtol=1e-3).any():
             return False
     return True
 
 
-def keep_readable(source: Source, piece: Piece, target: Target) -> tuple[np.ndarray, np.ndarray]:
-    """Targets that can be read, and the indices of their rows; the other rows are added to ``source.bad``."""
-    y, bad = target.values(piece.texts[target.name])
-    blank = bad.copy()
-    blank[bad] = np.asarray((piece.texts[bad].map(str.strip) == "").all(axis=1))
-    if blank.any():
-        source.notes.append(f"{int(blank.sum())} rows without any cell left out")
-    totals = is_footer(piece.texts, target.column.decimal)
+def keep_readable(source: Source, piece: Piece, target: Target, ends: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Targets that can be read, and the indices of their rows; the other rows are added to ``source.bad``.
+
+    Args:
+        source: The table.
+        piece: Some rows of it.
+        target: How the target is read.
+        ends: Whether the last of the rows is the last of the table, which may hold totals.
+    """
+    y, bad = target.values(piece.frame[target.name])
+    totals = ends and is_footer(piece.frame, target.column.decimal)
     bad[-1] |= totals
-    for row in np.nonzero(bad & ~blank)[0]:
-        cell = piece.texts[target.name].iloc[row]
+    blank_rows = 0
+    for row in np.nonzero(bad)[0]:
+        texts = {name: as_text(piece.frame[name].iloc[row]) for name in piece.frame.columns}
+        cell = texts[target.name]
+        if not "".join(texts.values()).strip():
+            blank_rows += 1
+            continue
         problem = f"the target '{target.name}' is missing" if not cell.strip() else f"the target is '{cell}'"
         problem = "it holds totals of the rows above" if totals and row == len(bad) - 1 else problem
-        source.bad.append(BadRow(f"{source.unit} {piece.places[row]}", problem, tuple(piece.texts.iloc[row])))
+        source.bad.append(BadRow(f"{source.unit} {piece.places[row]}", problem, tuple(texts.values())))
+    if blank_rows:
+        source.notes.append(f"{blank_rows} rows without any cell left out")
     rows = np.nonzero(~bad)[0]
     return y[rows], rows
 

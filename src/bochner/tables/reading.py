@@ -2,15 +2,24 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Optional
 
 import pandas as pd
 
 from bochner.tables import binary_files
-from bochner.tables.errors import TEXT_SUFFIXES, TableError, check_file, listed, shortened
+from bochner.tables.errors import (
+    ARROW_SUFFIXES,
+    TableError,
+    files_of,
+    is_text_file,
+    listed,
+    shortened,
+    suffix_of,
+)
 from bochner.tables.text_files import Dialect, detect_dialect, read_header, read_rows
 
 if TYPE_CHECKING:
@@ -40,61 +49,175 @@ class Piece:
     """Some rows of a table.
 
     Attributes:
-        texts: Every cell as text.
-        places: Number of the line or row at which each row stands in the file.
-        native: The rows as Parquet holds them; None for other files.
+        frame: The rows in the types that the file has: every cell of a text file is text.
+        places: The line or row at which each row stands in the file, after the file's name where the table has several files.
+        native: The rows as Arrow holds them, with columns that pandas would call its index; None for other files.
     """
 
-    texts: pd.DataFrame
-    places: list[int]
+    frame: pd.DataFrame
+    places: Sequence[int | str]
     native: Optional["pa.Table"] = None
 
+    @cached_property
+    def texts(self) -> pd.DataFrame:
+        """Every cell as text."""
+        return self.frame if self.native is None else binary_files.as_text_columns(self.native, self.frame.columns)
 
-@dataclass
-class Source:
-    """A table in a file, of which the beginning has been read.
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file of a table, of which the beginning has been read.
 
     Attributes:
         path: The file.
         header: The column names as they are written.
-        names: The column names without blanks around them; a column without a name has got one.
         dialect: How a text file is written; None for other files.
-        notes: What was made of the file, for the user.
-        bad: Rows that cannot be used, of those that have been read.
     """
 
     path: Path
     header: list[str]
-    names: list[str] = field(init=False)
     dialect: Dialect | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The column names without blanks around them; a column without a name has got one."""
+        stripped = [name.strip() for name in self.header]
+        return [name or f"unnamed {number}" for number, name in enumerate(stripped, start=1)]
+
+    @property
+    def block_rows(self) -> list[int] | None:
+        """Numbers of rows in the blocks that can be read apart from each other; None where there are none."""
+        return binary_files.ArrowFile(self.path).block_rows if suffix_of(self.path) in ARROW_SUFFIXES else None
+
+    def pieces(self, rows: int, bad: list[BadRow], blocks: Sequence[int] | None = None) -> Iterator[Piece]:
+        """The rows of the file or of some of its blocks, a number of rows at a time; bad rows are added to ``bad``."""
+        if self.dialect is not None:
+            yield from self._text_pieces(self.dialect, rows, bad)
+        elif suffix_of(self.path) in ARROW_SUFFIXES:
+            yield from self._arrow_pieces(rows, blocks)
+        else:
+            texts = binary_files.read_excel(self.path)[0].iloc[1:].set_axis(self.names, axis=1)
+            for start in range(0, len(texts), rows):
+                part = texts.iloc[start : start + rows]
+                yield Piece(part.reset_index(drop=True), [int(row) + 1 for row in part.index])
+
+    def _arrow_pieces(self, rows: int, blocks: Sequence[int] | None) -> Iterator[Piece]:
+        file = binary_files.ArrowFile(self.path)
+        counts = file.block_rows
+        blocks = range(len(counts)) if blocks is None else blocks
+        start = sum(counts[: blocks[0]]) + 1 if len(blocks) else 1
+        for table in file.read(blocks, rows):
+            frame = file.as_columns(table).set_axis(self.names, axis=1)
+            yield Piece(frame, list(range(start, start + len(frame))), table)
+            start += len(frame)
+
+    def _text_pieces(self, dialect: Dialect, size: int, bad: list[BadRow]) -> Iterator[Piece]:
+        rows: list[list[str]] = []
+        places: list[int] = []
+        for line, cells in _read_table_rows(self.path, len(self.names), dialect):
+            if problem := _find_problem(cells, len(self.names)):
+                bad.append(BadRow(f"line {line}", problem, () if isinstance(cells, str) else tuple(cells)))
+                continue
+            assert isinstance(cells, list)
+            rows.append(cells)
+            places.append(line)
+            if len(rows) == size:
+                yield Piece(_as_frame(rows, self.names), places)
+                rows, places = [], []
+        if rows:
+            yield Piece(_as_frame(rows, self.names), places)
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A portion of a table that can be read apart from the others.
+
+    Attributes:
+        file: Number of the file.
+        blocks: Numbers of its blocks; None for the whole file.
+    """
+
+    file: int
+    blocks: tuple[int, ...] | None = None
+
+
+@dataclass
+class Source:
+    """A table in one file or several, of which the beginnings have been read.
+
+    Attributes:
+        path: What the user gave: a file, a folder or a pattern.
+        files: The files, in the order of their rows. All have the same columns, in any order.
+        notes: What was made of the files, for the user.
+        bad: Rows that cannot be used, of those that have been read.
+    """
+
+    path: Path
+    files: list[TableFile]
     notes: list[str] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        stripped = [name.strip() for name in self.header]
-        self.names = [name or f"unnamed {number}" for number, name in enumerate(stripped, start=1)]
+    @property
+    def header(self) -> list[str]:
+        """The column names as they are written in the first file."""
+        return self.files[0].header
+
+    @property
+    def names(self) -> list[str]:
+        """The column names, in the order of the first file."""
+        return self.files[0].names
+
+    @property
+    def dialect(self) -> Dialect | None:
+        """How the first file is written; None where it is not text."""
+        return self.files[0].dialect
 
     @property
     def unit(self) -> str:
         """What the places of rows count: "line" or "row"."""
         return "row" if self.dialect is None else "line"
 
-    def pieces(self, rows: int | None = None) -> Iterator[Piece]:
-        """The table from its beginning, some rows at a time; bad rows are put aside."""
+    def pieces(self, rows: int | None = None, portion: Portion | None = None) -> Iterator[Piece]:
+        """The table or a portion of it from its beginning, some rows at a time; bad rows are put aside."""
         self.bad.clear()
-        rows = rows or CHUNK_ROWS
-        if self.dialect is not None:
-            yield from _read_text_pieces(self, self.dialect, rows)
-        elif self.path.suffix.lower() == ".parquet":
-            start = 1
-            for texts, native in binary_files.read_parquet_batches(self.path, self.names, rows):
-                yield Piece(texts, list(range(start, start + len(texts))), native)
-                start += len(texts)
-        else:
-            texts = binary_files.read_excel(self.path)[0].iloc[1:].set_axis(self.names, axis=1)
-            for start in range(0, len(texts), rows):
-                part = texts.iloc[start : start + rows]
-                yield Piece(part.reset_index(drop=True), [int(row) + 1 for row in part.index])
+        several = len(self.files) > 1
+        for file in self.files if portion is None else [self.files[portion.file]]:
+            bad: list[BadRow] = []
+            for piece in file.pieces(rows or CHUNK_ROWS, bad, None if portion is None else portion.blocks):
+                if several:
+                    piece = self._placed(piece, file)
+                self._put_aside(bad, file if several else None)
+                yield piece
+            self._put_aside(bad, file if several else None)
+
+    def _placed(self, piece: Piece, file: TableFile) -> Piece:
+        """A piece of one of several files: its columns in the order of the first file, and its places with the file's name."""
+        order = [file.names.index(name) for name in self.names]
+        native = None
+        if piece.native is not None:
+            names = [name for name in piece.native.column_names if name in file.header]
+            native = piece.native.select([names[number] for number in order])
+        return Piece(piece.frame[self.names], [f"{place} of {file.path.name}" for place in piece.places], native)
+
+    def _put_aside(self, bad: list[BadRow], file: TableFile | None) -> None:
+        """Moves bad rows to ``self.bad``, with the file's name where there is one."""
+        of = "" if file is None else f" of {file.path.name}"
+        self.bad += [replace(row, place=f"{row.place}{of}") for row in bad]
+        bad.clear()
+
+    def portions(self, rows: int) -> list[Portion]:
+        """The table in portions of at least this many rows, in order; a file without blocks is one portion."""
+        portions = []
+        for number, file in enumerate(self.files):
+            if (counts := file.block_rows) is None:
+                portions.append(Portion(number))
+                continue
+            first = 0
+            for block in range(len(counts)):
+                if sum(counts[first : block + 1]) >= rows or block == len(counts) - 1:
+                    portions.append(Portion(number, tuple(range(first, block + 1))))
+                    first = block + 1
+        return portions
 
     def check_bad(self, remedy: str = "correct them, or leave them out with --skip-bad-rows") -> None:
         """Raises a TableError that names every bad row."""
@@ -113,28 +236,49 @@ def open_table(path: Path) -> Source:
     """A table of which the beginning has been read: the column names and, for text, the dialect.
 
     Raises:
-        TableError: The file is not a table.
+        TableError: A file is not a table, or has other columns than the first one.
     """
-    check_file(path)
-    suffix = path.suffix.lower()
-    if suffix in TEXT_SUFFIXES:
+    files, notes = [], []
+    for file_path in files_of(path):
+        file, remarks = _open_file(file_path)
+        if files:
+            _check_same_columns(files[0], file)
+        notes += [remark for remark in remarks if remark not in notes]
+        files.append(file)
+    if len(files) > 1:
+        notes.append(f"{len(files)} files, from {files[0].path.name} to {files[-1].path.name}")
+    return Source(path, files, notes)
+
+
+def _open_file(path: Path) -> tuple[TableFile, list[str]]:
+    """A file of which the beginning has been read, and what was made of it."""
+    if is_text_file(path):
         header, dialect = read_header(path, detect_dialect(path))
-        source = Source(path, header, dialect, dialect.describe())
-    elif suffix == ".parquet":
-        source = Source(path, binary_files.read_parquet_names(path))
+        file, notes = TableFile(path, header, dialect), dialect.describe()
+    elif suffix_of(path) in ARROW_SUFFIXES:
+        file, notes = TableFile(path, binary_files.ArrowFile(path).names), []
     else:
         texts, notes = binary_files.read_excel(path)
-        source = Source(path, list(texts.iloc[0]), notes=notes)
-    if not source.names:
+        file = TableFile(path, list(texts.iloc[0]))
+    if not file.names:
         raise TableError(f"{path} has no columns; it needs a line of column names and at least one row.")
-    if all(NUMBER_AS_NAME.fullmatch(name) for name in source.names):
-        source.notes.append(
-            "the column names are all numbers; if the first line is a row, put a line of names above it"
-        )
-    twice = [name for name, count in Counter(source.names).items() if count > 1]
+    if all(NUMBER_AS_NAME.fullmatch(name) for name in file.names):
+        notes.append("the column names are all numbers; if the first line is a row, put a line of names above it")
+    twice = [name for name, count in Counter(file.names).items() if count > 1]
     if twice:
         raise TableError(f"{path} has more than one column named {listed(twice)}; rename or remove the others.")
-    return source
+    return file, notes
+
+
+def _check_same_columns(first: TableFile, file: TableFile) -> None:
+    """Raises a TableError where a file has other columns than the first one."""
+    for verb, names in (
+        ("lacks", [name for name in first.names if name not in file.names]),
+        ("has", [name for name in file.names if name not in first.names]),
+    ):
+        if names:
+            other = f"that {first.path.name} has" if verb == "lacks" else f"that {first.path.name} does not have"
+            raise TableError(f"{file.path} {verb} the column {listed(names)} {other}; all files need the same columns.")
 
 
 def read_table(source: Source) -> Piece:
@@ -142,33 +286,21 @@ def read_table(source: Source) -> Piece:
     pieces = list(source.pieces())
     if not any(piece.places for piece in pieces):
         source.raise_empty()
-    texts = pd.concat([piece.texts for piece in pieces], ignore_index=True)
-    return Piece(texts, [place for piece in pieces for place in piece.places])
+    return joined(pieces)
 
 
-def _read_text_pieces(source: Source, dialect: Dialect, size: int) -> Iterator[Piece]:
-    """The rows of a text file below the names, some at a time."""
-    rows: list[list[str]] = []
-    places: list[int] = []
-    for line, cells in _read_table_rows(source, dialect):
-        if problem := _find_problem(cells, len(source.names)):
-            source.bad.append(BadRow(f"line {line}", problem, () if isinstance(cells, str) else tuple(cells)))
-            continue
-        assert isinstance(cells, list)
-        rows.append(cells)
-        places.append(line)
-        if len(rows) == size:
-            yield Piece(_as_frame(rows, source.names), places)
-            rows, places = [], []
-    if rows:
-        yield Piece(_as_frame(rows, source.names), places)
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Several pieces as one."""
+    frame = pd.concat([piece.frame for piece in pieces], ignore_index=True)
+    native = binary_files.joined([piece.native for piece in pieces if piece.native is not None])
+    return Piece(frame, [place for piece in pieces for place in piece.places], native)
 
 
-def _read_table_rows(source: Source, dialect: Dialect) -> Iterator[tuple[int, list[str] | str]]:
+def _read_table_rows(path: Path, width: int, dialect: Dialect) -> Iterator[tuple[int, list[str] | str]]:
     """The rows below the names. In a table of one column an empty line between rows is an empty cell."""
-    width, empty_lines = len(source.names), []
+    empty_lines = []
     before = dialect.skipped + 1  # titles and names, which are still to come
-    for line, cells in read_rows(source.path, dialect):
+    for line, cells in read_rows(path, dialect):
         if not cells:
             empty_lines.append(line)
             continue

@@ -7,11 +7,15 @@ either: it drops lines of blanks, and it stops at the first row with too many ce
 import codecs
 import contextlib
 import csv
+import gzip
+import io
 import itertools
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from bochner.tables.errors import TableError
 
@@ -128,7 +132,7 @@ def read_rows(path: Path, dialect: Dialect) -> Iterator[Row]:
 
 def _read_lines(path: Path, dialect: Dialect) -> Iterator[str]:
     """The lines of a file without byte-order marks, of which some programs write two."""
-    with path.open(encoding=dialect.encoding, newline="") as file:
+    with _open_text(path, dialect.encoding) as file:
         yield file.readline().lstrip(BYTE_ORDER_MARK)
         yield from file
 
@@ -147,7 +151,7 @@ def _detect_encoding(path: Path) -> tuple[str, bool]:
 
     A file without a mark is UTF-8 or UTF-16 if all of it is, else Windows' or ISO's Latin-1. A file with a mark is what that says.
     """
-    with path.open("rb") as file:
+    with _opened(path) as file:
         sample = file.read(SAMPLE_BYTES)
     marked = next((encoding for mark, encoding in BYTE_ORDER_MARKS if sample.startswith(mark)), None)
     for name in (_guess_unicode(sample), "cp1252", "latin-1") if marked is None else (marked,):
@@ -162,6 +166,23 @@ def _detect_encoding(path: Path) -> tuple[str, bool]:
     )
 
 
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked where its name ends in .gz; a TableError where they are damaged."""
+    try:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            yield file  # pyright: ignore[reportReturnType]
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise TableError(f"{path} cannot be unpacked to its end ({error}).") from error
+
+
+@contextlib.contextmanager
+def _open_text(path: Path, encoding: str) -> Iterator[io.TextIOWrapper]:
+    """The characters of a file, with its line ends as they are."""
+    with _opened(path) as file:
+        yield io.TextIOWrapper(file, encoding=encoding, newline="")
+
+
 def _guess_unicode(sample: bytes) -> str:
     """UTF-8, or UTF-16 where every other byte is zero."""
     zeros = [sample[start::2].count(0) for start in (0, 1)]
@@ -172,7 +193,7 @@ def _guess_unicode(sample: bytes) -> str:
 
 def _check_characters(path: Path, encoding: str) -> None:
     """Raises a UnicodeDecodeError for another encoding, and a TableError for characters that text does not hold."""
-    with path.open(encoding=encoding, newline="") as file:
+    with _open_text(path, encoding) as file:
         while block := file.read(2**20):
             if "\0" in block:
                 raise TableError(f"{path} is not a text file (it holds null characters).")

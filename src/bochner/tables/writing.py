@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 import numpy as np
 
 from bochner.files import replacing
-from bochner.tables.binary_files import find_nested_columns
-from bochner.tables.errors import TEXT_SUFFIXES, TableError, listed
+from bochner.tables.binary_files import ArrowFile
+from bochner.tables.errors import ARROW_SUFFIXES, TEXT_SUFFIXES, TableError, listed, suffix_of
 from bochner.tables.reading import BadRow, Piece, Source
 from bochner.tables.text_files import BYTE_ORDER_MARK, Dialect, detect_dialect, read_rows
 
@@ -35,12 +35,13 @@ def check_output_kind(out: Path, source: Source) -> None:
     """Raises a TableError unless the rows of a table can be written to a file of that name and read again unchanged."""
     if out != STDOUT and out.suffix.lower() not in OUTPUT_SUFFIXES:
         raise TableError(f"The output {out} must end in one of {', '.join(OUTPUT_SUFFIXES)}.")
-    if source.path.suffix.lower() == ".parquet" and out.suffix.lower() != ".parquet":
-        if nested := find_nested_columns(source.path):
-            names, kinds = zip(*nested, strict=True)
-            raise TableError(
-                f"The column {listed(names)} of {source.path} ({kinds[0]}) has no form in text; write to .parquet."
-            )
+    for file in source.files:
+        if suffix_of(file.path) in ARROW_SUFFIXES and out.suffix.lower() != ".parquet":
+            if nested := ArrowFile(file.path).nested_columns():
+                names, kinds = zip(*nested, strict=True)
+                raise TableError(
+                    f"The column {listed(names)} of {file.path} ({kinds[0]}) has no form in text; write to .parquet."
+                )
 
 
 @contextlib.contextmanager
@@ -165,7 +166,7 @@ class _ParquetWriter:
                 table = table.append_column(name, pa.array(values))
             if self.file is None:
                 self.file = pq.ParquetWriter(self.part, table.schema)
-            self.file.write_table(table)
+            self.file.write_table(table.cast(self.file.schema))  # files of a folder may differ in their types
         # Text may hold what UTF-8 does not, and timestamps in seconds may be too large for Parquet.
         except (pa.ArrowException, UnicodeEncodeError) as error:
             raise TableError(f"The rows of {self.source.path} cannot be written to Parquet ({error}).") from error
