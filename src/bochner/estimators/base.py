@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -182,6 +182,30 @@ class Stationary(BaseEstimator):
 
     # ------------------------------------------------------------------ rows
 
+    def fit_batches(self, batches: Any, target: str | None = None) -> Self:
+        """Fits to rows that come in batches and need not fit into memory.
+
+        The batches are gone through twice. Columns, hyperparameters and networks are learnt from a uniform sample of
+        ``Settings.sample_rows`` rows, and the heads from all rows. With fewer rows it is the same as ``fit``. With a budget all is
+        learnt from the sample.
+
+        Args:
+            batches: An iterable of (X, y) or (X, y, sample_weight) that begins anew each time that it is gone through, such as a
+                list; or a dataset of pyarrow.
+            target: Name of the target's column in a dataset.
+        """
+        from bochner.streaming.learning import Batches, Rest, fit_batches
+
+        self.check_parameters()
+        most, seed = (self.settings or Settings()).sample_rows, check_seed(self.random_state)
+        rest = None if self.budget is not None else lambda training: Rest(self, training)
+        fit_batches(Batches(batches, target), most, seed, fit=self._learn, rest=rest)
+        return self
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any) -> Training:
+        """Fits, and returns the rows that the mixtures were fitted to."""
+        raise NotImplementedError
+
     def _training(self, X: Any, y: np.ndarray, sample_weight: Any) -> Training:
         """Training data from a table and a checked target; nothing is stored in the estimator."""
         began = time.perf_counter()
@@ -217,15 +241,27 @@ class Stationary(BaseEstimator):
 
     def _remember(self, training: Training, mixtures: list[Any]) -> None:
         """Stores what every fitted estimator has; called when a fit has succeeded."""
-        # All mixtures have the same plan, so the same rows judged them.
-        left, judged = np.mean([mixture.judged_left for mixture in mixtures], axis=0), mixtures[0].judged
-        novelty, threshold = learn_novelty(training.x, training.weight, left, judged, self.false_alarm)
+        novelty, threshold = self._novelty(training, mixtures)
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("_")]:
             delattr(self, name)
         self.columns_, self.n_features_in_, self.mixtures_ = training.columns, training.features, mixtures
         if training.names is not None:
             self.feature_names_in_ = training.names
         self.novelty_, self.ood_threshold_ = novelty, threshold
+
+    def _novelty(self, training: Training, mixtures: list[Any]) -> tuple[Novelty, float]:
+        """The score for strange rows and its threshold. All mixtures have the same plan, so the same rows judged them."""
+        left = np.mean([mixture.judged_left for mixture in mixtures], axis=0)
+        return learn_novelty(training.x, training.weight, left, mixtures[0].judged, self.false_alarm)
+
+    def _take_mixtures(self, training: Training, mixtures: list[Any]) -> None:
+        """Takes mixtures that have learnt from more rows than those that the columns were learnt from."""
+        self.novelty_, self.ood_threshold_ = self._novelty(training, mixtures)
+        self.mixtures_ = mixtures
+        self._describe()
+
+    def _describe(self) -> None:
+        """Sets the fitted attributes that follow from the mixtures; classes have none."""
 
     def _inputs(self, X: Any) -> Tensor:
         """New rows as inputs of the members, after a check of their columns."""

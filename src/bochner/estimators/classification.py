@@ -92,7 +92,7 @@ class ClassMixture:
 
 
 @dataclass
-class _Candidate:
+class Candidate:
     """A possible member: its probabilities and variance left at the rows that judge, and its final head or heads."""
 
     probability: Tensor
@@ -102,7 +102,7 @@ class _Candidate:
     @classmethod
     def judged(
         cls, parts: list[tuple[Tensor, Tensor]], rows: TrainingRows, heads: list[tuple[int | None, SoftmaxHead]]
-    ) -> "_Candidate":
+    ) -> "Candidate":
         """Makes a candidate from latent functions and variance left at the rows that judge, which choose the averaged share."""
         latent, left = (torch.cat(part) for part in zip(*parts, strict=True))
         share = choose_averaging(latent, heads[0][1].amplitude ** 2 * left, rows)
@@ -122,7 +122,7 @@ def fit_classes(x: Tensor, labels: Tensor, weight: Tensor, classes: int, task: T
         extractors = train_extractors(task, rows, labels, plan, classes)
         if extractors is not None:
             candidates.append(_deep(rows, extractors, plan, task))
-    return _combine(labels, weight, plan, candidates, extractors, task)
+    return combine(labels, weight, plan, candidates, extractors, task)
 
 
 # ------------------------------------------------------------------ heads on the columns
@@ -188,7 +188,7 @@ def median_distance(x: Tensor) -> float:
     return math.sqrt(float(apart.median())) if len(apart) else 1.0
 
 
-def _wide(rows: TrainingRows, plan: Plan, task: Task, spectrum: Spectrum) -> _Candidate:
+def _wide(rows: TrainingRows, plan: Plan, task: Task, spectrum: Spectrum) -> Candidate:
     """A head on the columns. Each part of the rows judges a head that has not learnt from that part."""
     at, settings = plan.tuning, task.settings
     unit = torch.full_like(rows.x[0], median_distance(rows.x[at]))
@@ -208,7 +208,7 @@ def _wide(rows: TrainingRows, plan: Plan, task: Task, spectrum: Spectrum) -> _Ca
         SoftmaxHead.fit(phi, rows[plan.others(number, MAX_TRIAL_ROWS)], amplitude, final.weights).predict(rows.x[fold])
         for number, fold in enumerate(plan.folds)
     ]
-    return _Candidate.judged(judged, rows[plan.judging], [(None, final)])
+    return Candidate.judged(judged, rows[plan.judging], [(None, final)])
 
 
 def choose_averaging(latent: Tensor, variance: Tensor, rows: TrainingRows) -> float:
@@ -260,7 +260,7 @@ def _choose_amplitude(
 # ------------------------------------------------------------------ heads on networks
 
 
-def _deep(rows: TrainingRows, extractors: Extractors, plan: Plan, task: Task) -> _Candidate:
+def _deep(rows: TrainingRows, extractors: Extractors, plan: Plan, task: Task) -> Candidate:
     """Heads on networks. Each part of the rows judges a head that, like its network, has not learnt from that part."""
     task.say("fitting heads on the outputs of the networks")
     deep = [TrainingRows(extractors.all_rows(j, rows.x), rows.y, rows.weight) for j in range(len(plan.folds))]
@@ -284,14 +284,14 @@ def _deep(rows: TrainingRows, extractors: Extractors, plan: Plan, task: Task) ->
         without = SoftmaxHead.fit(phi, deep[j][plan.others(j, MAX_TRIAL_ROWS)], best.amplitude, final.weights)
         judged.append(without.predict(deep[j].x[fold]))
         heads.append((j, final))
-    return _Candidate.judged(judged, rows[plan.judging], heads)
+    return Candidate.judged(judged, rows[plan.judging], heads)
 
 
 # ------------------------------------------------------------------ the mixture
 
 
-def _combine(
-    labels: Tensor, weight: Tensor, plan: Plan, candidates: list[_Candidate], extractors: Extractors | None, task: Task
+def combine(
+    labels: Tensor, weight: Tensor, plan: Plan, candidates: list[Candidate], extractors: Extractors | None, task: Task
 ) -> ClassMixture:
     """The mixture of candidates, with weights chosen by the rows that judged."""
     at = plan.judging

@@ -52,6 +52,11 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             y: Their labels.
             sample_weight: How many rows each row stands for; (n,). A weight of 0 leaves the row out.
         """
+        self._learn(X, y, sample_weight)
+        return self
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any) -> Training:
+        """Fits, and returns the rows that the mixture was fitted to."""
         self.check_parameters()
         labels = self._labels(y, warn=True)
         with named_errors("y"):
@@ -70,9 +75,19 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             target = torch.from_numpy(part.y).long().to(part.x.device)
             return [fit_classes(part.x, target, part.weight, len(classes), task)]
 
-        self._remember(*self._fit_mixtures(training, fit, training.y))
+        training, mixtures = self._fit_mixtures(training, fit, training.y)
+        self._remember(training, mixtures)
         self.classes_ = classes
-        return self
+        return training
+
+    def _target_numbers(self, y: Any) -> np.ndarray:
+        """Labels as numbers of classes, (n,)."""
+        labels = self._labels(y)
+        with named_errors("y"):
+            at = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
+            if not (known := self.classes_[at] == labels).all():
+                raise ValueError(f"The y parameter holds a class that was not learnt: {str(labels[~known][0])!r}.")
+        return at
 
     def _labels(self, y: Any, warn: bool = False) -> np.ndarray:
         """Checked labels, (n,)."""
@@ -96,11 +111,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         probability = self.predict_proba(X)
         labels = self._labels(y)
         check_same_rows(len(probability), len(labels))
-        with named_errors("y"):
-            at = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
-            if not (known := self.classes_[at] == labels).all():
-                raise ValueError(f"The y parameter holds a class that was not learnt: {str(labels[~known][0])!r}.")
-        of_label = probability[np.arange(len(labels)), at]
+        of_label = probability[np.arange(len(labels)), self._target_numbers(labels)]
         return np.log(np.maximum(of_label, np.finfo(float).tiny))
 
     def predict(self, X: Any) -> np.ndarray:

@@ -118,7 +118,7 @@ def mapped_mean(mixture: NormalMixture) -> Tensor:
 
 
 @dataclass
-class _Candidate:
+class Candidate:
     """A possible member: its prediction of the rows that judge, and its final head or heads."""
 
     map: TargetMap
@@ -129,7 +129,7 @@ class _Candidate:
 
 
 @dataclass(frozen=True)
-class _Table:
+class FitRows:
     """Inputs of every step of a fit: rows, targets, weights, the plan and the task."""
 
     x: Tensor
@@ -146,7 +146,7 @@ class _Table:
 def fit_regression(x: Tensor, y: Tensor, weight: Tensor, task: Task) -> RegressionMixture:
     """Fits a mixture to rows x, (n, d), targets y, (n,), and weights."""
     plan = make_plan(len(x), None, task.settings, torch.Generator().manual_seed(task.seed)).to(x.device)
-    table = _Table(x, y, weight, plan, task)
+    table = FitRows(x, y, weight, plan, task)
     task.say(f"tuning on {len(plan.tuning)} rows, judging on {len(plan.judging)}")
     chosen, starts = choose_map(table)
     spectrum = task.spectra[0]
@@ -164,10 +164,10 @@ def fit_regression(x: Tensor, y: Tensor, weight: Tensor, task: Task) -> Regressi
         extractors = train_extractors(task, table.rows(chosen), table.rows(chosen).y, plan, 1)
         if extractors is not None:
             candidates.append(_deep(table, chosen, extractors))
-    return _combine(table, candidates, extractors)
+    return combine(table, candidates, extractors)
 
 
-def choose_map(table: _Table) -> tuple[TargetMap, dict[TargetMap, Hyperparameters]]:
+def choose_map(table: FitRows) -> tuple[TargetMap, dict[TargetMap, Hyperparameters]]:
     """The map with the highest leave-one-out log density of the target, and the isotropic hyperparameters for each map."""
     task, at = table.task, table.plan.tuning
     points, scores = {}, {}
@@ -191,7 +191,7 @@ def _tuned(
 # ------------------------------------------------------------------ heads on the columns
 
 
-def _by_column(table: _Table, target_map: TargetMap, start: Hyperparameters) -> list[_Candidate]:
+def _by_column(table: FitRows, target_map: TargetMap, start: Hyperparameters) -> list[Candidate]:
     """For every kernel a head with a lengthscale for each column; the ratios of lengthscales suit the first kernel."""
     plan, task, rows = table.plan, table.task, table.rows(target_map)
     subsets = [plan.tuning]
@@ -208,12 +208,12 @@ def _by_column(table: _Table, target_map: TargetMap, start: Hyperparameters) -> 
 
 
 def _wide(
-    table: _Table,
+    table: FitRows,
     target_map: TargetMap,
     spectrum: Spectrum,
     final: Hyperparameters,
     by_fold: list[Hyperparameters] | None,
-) -> _Candidate:
+) -> Candidate:
     """A head on the columns. Each part of the rows judges a head that has not learnt from that part.
 
     Args:
@@ -240,7 +240,7 @@ def _wide(
             sums = sums_of(phi, rows[plan.others(number)])
         else:
             phi, sums = whole, total - sums_of(whole, rows[fold])
-        parts.append(_Part(phi, sums, rows[fold]))
+        parts.append(JudgedPart(phi, sums, rows[fold]))
     scales = None
     if (
         len(rows) > task.settings.tuning_rows
@@ -251,11 +251,11 @@ def _wide(
     ]
     noise, amplitude = scales or (final.noise, final.amplitude)
     mean, std, left = (torch.cat(part) for part in zip(*judged, strict=True))
-    return _Candidate(target_map, mean, std, left, [(None, GaussianHead(whole, total, amplitude, noise))])
+    return Candidate(target_map, mean, std, left, [(None, GaussianHead(whole, total, amplitude, noise))])
 
 
 @dataclass(frozen=True)
-class _Part:
+class JudgedPart:
     """A part of the rows that judges, with features and sums of a head that has not learnt from it."""
 
     features: KernelFeatures
@@ -268,7 +268,7 @@ class _Part:
         return mean, (variance + noise**2).sqrt(), variance / amplitude**2
 
 
-def best_scales(parts: list[_Part]) -> tuple[float, float]:
+def best_scales(parts: list[JudgedPart]) -> tuple[float, float]:
     """Noise and amplitude, from NOISES and AMPLITUDES, with the highest held-out log density."""
     device = parts[0].rows.x.device
     variance = torch.tensor(NOISES, dtype=torch.float64, device=device).square()[:, None, None]
@@ -291,7 +291,7 @@ def best_scales(parts: list[_Part]) -> tuple[float, float]:
 # ------------------------------------------------------------------ heads on networks
 
 
-def _deep(table: _Table, target_map: TargetMap, extractors: Extractors) -> _Candidate:
+def _deep(table: FitRows, target_map: TargetMap, extractors: Extractors) -> Candidate:
     """Heads on networks. Each part of the rows judges a head that, like its network, has not learnt from that part."""
     table.task.say("fitting heads on the outputs of the networks")
     deep = [extractors.all_rows(number, table.x) for number in range(len(table.plan.folds))]
@@ -312,11 +312,11 @@ class _Tried:
 
     score: float
     scale: float
-    candidate: _Candidate
+    candidate: Candidate
 
 
 def _deep_at(
-    table: _Table, target_map: TargetMap, extractors: Extractors, deep: list[Tensor], scale: float, learn: Tensor
+    table: FitRows, target_map: TargetMap, extractors: Extractors, deep: list[Tensor], scale: float, learn: Tensor
 ) -> _Tried:
     """Heads on networks with a given lengthscale, fitted to the rows with the numbers ``learn``."""
     rows, plan, task = table.rows(target_map), table.plan, table.task
@@ -328,7 +328,7 @@ def _deep_at(
         total = sums_of(phi, TrainingRows(deep[number][learn], rows.y[learn], rows.weight[learn]))
         judging = TrainingRows(deep[number][fold], rows.y[fold], rows.weight[fold])
         totals.append(total)
-        parts.append(_Part(phi, total - sums_of(phi, judging), judging))
+        parts.append(JudgedPart(phi, total - sums_of(phi, judging), judging))
     noise, amplitude = best_scales(parts)
     mean, std, left = (torch.cat(part) for part in zip(*(p.judge(noise, amplitude) for p in parts), strict=True))
     at = plan.judging
@@ -337,13 +337,13 @@ def _deep_at(
         (number, GaussianHead(part.features, total, amplitude, noise))
         for number, (part, total) in enumerate(zip(parts, totals, strict=True))
     ]
-    return _Tried(score, scale, _Candidate(target_map, mean, std, left, heads))
+    return _Tried(score, scale, Candidate(target_map, mean, std, left, heads))
 
 
 # ------------------------------------------------------------------ the mixture
 
 
-def _combine(table: _Table, candidates: list[_Candidate], extractors: Extractors | None) -> RegressionMixture:
+def combine(table: FitRows, candidates: list[Candidate], extractors: Extractors | None) -> RegressionMixture:
     """The mixture of candidates, with weights and a spread chosen by the rows that judged."""
     at, settings = table.plan.judging, table.task.settings
     x, y, weight = table.x[at], table.y[at], table.weight[at]

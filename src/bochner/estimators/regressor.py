@@ -94,6 +94,11 @@ class StationaryRegressor(RegressorMixin, Stationary):
             y: Their targets.
             sample_weight: How many rows each row stands for; (n,). A weight of 0 leaves the row out.
         """
+        self._learn(X, y, sample_weight)
+        return self
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any) -> Training:
+        """Fits, and returns the rows that the mixtures were fitted to."""
         self.check_parameters()
         y = self._targets(y)
         training = self._training(X, y, sample_weight)
@@ -115,7 +120,14 @@ class StationaryRegressor(RegressorMixin, Stationary):
         self._remember(training, mixtures)
         self._one_target = one_target
         vars(self).update(description)
-        return self
+        return training
+
+    def _target_numbers(self, y: Any) -> np.ndarray:
+        """Targets as the moments of batches take them, (n,) or (n, k)."""
+        targets = self._targets(y)
+        if targets.size != len(targets) * len(self.mixtures_):
+            raise ValueError(f"The y parameter must hold {len(self.mixtures_)} targets, got shape {targets.shape} instead.")
+        return targets
 
     def _describe(self) -> None:
         """Sets the fitted attributes that follow from the mixtures."""

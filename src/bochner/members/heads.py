@@ -16,7 +16,7 @@ classes it is the same with precision $\Phi^\top\Omega\Phi/4 + I/a^2$: a quarter
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -131,6 +131,18 @@ def _fit_and_residual(latent: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return (logs * targets).sum(1), targets - logs.exp()
 
 
+def fit_and_slopes(latent: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log likelihood of each row, (n,), its largest curvature, (n,), and its gradient in the latent functions.
+
+    Two classes have the curvature p(1 − p). That of more classes is a matrix, whose largest eigenvalue is at most twice the largest
+    p(1 − p): the largest sum of sizes in a row (Gershgorin).
+    """
+    fit, residual = _fit_and_residual(latent, targets)
+    probability = targets - residual
+    largest = (probability * (1 - probability)).amax(1)
+    return fit, largest if latent.shape[1] == 1 else 2 * largest, residual
+
+
 @dataclass
 class SoftmaxHead:
     """A head for classes: the mode of its posterior.
@@ -181,6 +193,17 @@ class SoftmaxHead:
         for amplitude in amplitudes:
             start = find_mode(pieces, rows, gram, amplitude, start)
             yield cls(features, gram, amplitude, start)
+
+    def learnt(self, gram: Tensor, precision: Tensor, slope: Tensor) -> "SoftmaxHead":
+        """The head after one Newton step.
+
+        Args:
+            gram: Φ'ΩΦ over all rows so far.
+            precision: Curvature of the log posterior at the weights, or a matrix that is nowhere below it.
+            slope: Gradient of the log posterior at the weights.
+        """
+        factor = torch.linalg.cholesky(precision)
+        return replace(self, gram=gram, weights=self.weights + torch.cholesky_solve(slope, factor))
 
     def latent(self, x: Tensor) -> Tensor:
         """The latent functions at each row, (n, 1) or (n, c)."""

@@ -48,6 +48,7 @@ class Settings:
         most_rounds: Largest number of rounds for tables of more than ``many_rows`` rows. Training stops when a round does not help.
         many_rows: Above this many rows a round shows each row to a network fewer than twenty times, so there may be more rounds.
         head_rows: Largest number of rows that a class head learns from: its few hundred weights do not need more.
+        sample_rows: Largest number of rows of a table that are held in memory; beyond it the table is read in pieces, twice.
         network_rate: First learning rate of Adam; it falls to zero along half a cosine.
         intervals: Largest number of intervals of a column that networks see beside its value.
         all_intervals: Largest number of intervals of all columns together.
@@ -72,6 +73,7 @@ class Settings:
     most_rounds: int = 5
     many_rows: int = 20_000
     head_rows: int = 20_000
+    sample_rows: int = 200_000
     network_rate: float = 3e-3
     intervals: int = 16
     all_intervals: int = 1024

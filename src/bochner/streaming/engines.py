@@ -1,0 +1,79 @@
+"""Where the portions of a table are worked on: in this process one after the other, or by the workers of a Ray cluster."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from bochner.errors import unknown_name
+
+ENGINES = ("local", "ray")
+PORTIONS_PER_WORKER = 2  # portions that are given out before the first answer is taken
+TRIES_AGAIN = 3  # times that a portion is tried again after its worker has died
+
+Portion = TypeVar("Portion")
+Answer = TypeVar("Answer")
+
+
+def check_engine(engine: str) -> None:
+    """Raises a ValueError for an unknown engine, or one whose library is missing."""
+    if engine not in ENGINES:
+        raise ValueError(unknown_name("engine", engine, ENGINES))
+    if engine == "ray":
+        try:
+            import ray  # noqa: F401
+        except ImportError as error:
+            raise ValueError("The engine 'ray' needs Ray: install bochner with the extra 'ray'.") from error
+
+
+def answers(
+    work: Callable[[Portion], Answer], portions: Iterable[Portion], engine: str = "local", gpus: int = 0
+) -> Iterator[Answer]:
+    """What ``work`` makes of every portion, in their order, whichever is ready first.
+
+    Args:
+        work: Applied to each portion; Ray sends it to the workers once.
+        portions: The portions.
+        engine: "local" or "ray". Ray uses the cluster that RAY_ADDRESS names, or starts one on this machine.
+        gpus: GPUs that each worker needs.
+    """
+    check_engine(engine)
+    return map(work, portions) if engine == "local" else _with_ray(work, portions, gpus)
+
+
+def _with_ray(work: Callable[[Portion], Answer], portions: Iterable[Portion], gpus: int) -> Iterator[Answer]:
+    import ray
+
+    started = not ray.is_initialized()
+    if started:
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level="error")
+    try:
+        call = ray.remote(max_retries=TRIES_AGAIN, num_gpus=gpus)(_apply)
+        shared = ray.put(work)
+        most = PORTIONS_PER_WORKER * max(1, int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)))
+        waiting: deque[ray.ObjectRef] = deque()
+        for portion in portions:
+            waiting.append(call.remote(shared, portion))
+            if len(waiting) >= most:
+                yield _answer(waiting.popleft())
+        while waiting:
+            yield _answer(waiting.popleft())
+    finally:
+        if started:
+            ray.shutdown()
+
+
+def _apply(work: Callable[[Portion], Answer], portion: Portion) -> Answer:
+    """What a worker does."""
+    return work(portion)
+
+
+def _answer(reference: object) -> object:
+    """The answer of a worker; what it raised is raised here as it was raised there."""
+    import ray
+
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.WorkerCrashedError as error:
+        raise RuntimeError(f"A worker of Ray has died {TRIES_AGAIN + 1} times at the same portion of the table.") from error

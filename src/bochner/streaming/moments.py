@@ -1,0 +1,177 @@
+"""What the heads of a fitted estimator learn from rows: sums, which are added over pieces, portions and machines."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bochner.estimators.classification import ClassMixture
+from bochner.estimators.regression import RegressionMixture
+from bochner.estimators.targets import as_tensor
+from bochner.members.features import FEATURE_CHUNK_ROWS
+from bochner.members.heads import as_targets, fit_and_slopes
+from bochner.members.member import Inputs
+
+STRIP_COLUMNS = 128  # columns of a Gram matrix that are computed at a time: only those on and below the diagonal are
+FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)  # the two odd factors of splitmix64, which spread bits over the whole number
+SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
+COLUMN_STEP = np.uint64(0x9E3779B97F4A7C15)  # difference of what two columns are shifted by
+
+
+def row_keys(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """A whole number of 64 bits for each row, the same for equal rows and different for others, but for chance of 2⁻⁶⁴."""
+    values = np.column_stack([x, y.reshape(len(y), -1)]).astype(np.float64) + 0.0  # −0 becomes 0
+    keys = np.zeros(len(values), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for number, column in enumerate(values.T):
+            bits = np.ascontiguousarray(column).view(np.uint64) + COLUMN_STEP * np.uint64(number + 1)
+            bits = (bits ^ (bits >> np.uint64(30))) * FIRST_FACTOR
+            bits = (bits ^ (bits >> np.uint64(27))) * SECOND_FACTOR
+            keys += bits ^ (bits >> np.uint64(31))
+    return keys
+
+
+@dataclass
+class Moments:
+    """Sums over rows for the heads of an estimator.
+
+    Attributes:
+        rows: Number of rows.
+        sums: For every mixture and member a list of sums.
+        judging: Total weight of the rows that are equal to each row that judges, (n,).
+    """
+
+    rows: int
+    sums: list[list[list[Tensor]]]
+    judging: np.ndarray
+
+    def add(self, other: "Moments") -> None:
+        """Adds the sums over other rows."""
+        self.rows += other.rows
+        self.judging += other.judging
+        for mixture, others in zip(self.sums, other.sums, strict=True):
+            for member, more in zip(mixture, others, strict=True):
+                for total, part in zip(member, more, strict=True):
+                    total += part
+
+
+class MomentCollector:
+    """Takes the sums of an estimator's heads over rows, without those that judge the heads or are held out.
+
+    Args:
+        estimator: A fitted StationaryRegressor or StationaryClassifier.
+        judging: Keys of the rows that judge.
+        held: Keys of the rows that are held out.
+    """
+
+    def __init__(self, estimator: Any, judging: np.ndarray, held: np.ndarray) -> None:
+        self.estimator = estimator
+        self.held = np.unique(held)
+        self.order = np.argsort(judging, kind="stable")
+        self.judging = judging[self.order]
+
+    def empty(self) -> Moments:
+        """Sums over no rows."""
+        device = torch.device(self.estimator._device())
+        sums = [[_no_sums(mixture, member, device) for member in mixture.members] for mixture in self.estimator.mixtures_]
+        return Moments(0, sums, np.zeros(len(self.judging)))
+
+    def take(self, moments: Moments, X: Any, y: np.ndarray, weight: np.ndarray) -> None:
+        """Adds the sums over some rows.
+
+        Args:
+            moments: What is added to.
+            X: Rows as the estimator takes them.
+            y: Targets, floats or numbers of classes, (n,) or (n, k).
+            weight: How many rows each one stands for, (n,).
+        """
+        x = self.estimator._inputs(X)
+        keys = row_keys(x.cpu().numpy(), y)
+        moments.rows += len(y)
+        at = np.searchsorted(self.judging, keys).clip(max=max(0, len(self.judging) - 1))
+        judges = self.judging[at] == keys if len(self.judging) else np.zeros(len(keys), dtype=bool)
+        np.add.at(moments.judging, self.order[at[judges]], weight[judges])
+        learns = np.nonzero(~judges & ~np.isin(keys, self.held) & (weight > 0))[0]
+        at_device = torch.from_numpy(learns).to(x.device)
+        weights = torch.from_numpy(weight[learns]).to(x)
+        add_sums(self.estimator.mixtures_, moments.sums, x[at_device], y[learns], weights)
+
+
+def add_sums(mixtures: list[Any], sums: list[list[list[Tensor]]], x: Tensor, y: np.ndarray, weight: Tensor) -> None:
+    """Adds to the sums of every member of every mixture.
+
+    Args:
+        mixtures: Fitted mixtures, one for each target.
+        sums: For every mixture and member a list of sums.
+        x: Inputs, (n, d).
+        y: Targets, (n,) or (n, k); for classes their numbers.
+        weight: How many rows each one stands for, (n,).
+    """
+    columns = y.reshape(len(y), -1).T
+    for number, (mixture, members) in enumerate(zip(mixtures, sums, strict=True)):
+        targets = [_targets_of(mixture, member, columns[number], x) for member in mixture.members]
+        for rows in _pieces(len(x)):
+            inputs = Inputs(x[rows], mixture.extractors)
+            for member, target, total in zip(mixture.members, targets, members, strict=True):
+                phi = member.head.features(inputs.of(member.network))
+                if isinstance(mixture, RegressionMixture):
+                    _add_regression(total, phi, target[rows], weight[rows])
+                else:
+                    _add_classes(total, phi, target[rows], weight[rows], member.head.weights)
+
+
+def _pieces(rows: int) -> Iterator[slice]:
+    return (slice(start, start + FEATURE_CHUNK_ROWS) for start in range(0, rows, FEATURE_CHUNK_ROWS))
+
+
+def _targets_of(mixture: Any, member: Any, y: np.ndarray, like: Tensor) -> Tensor:
+    """Targets of a member: on its mapped scale, or 0 and 1 for each class."""
+    if isinstance(mixture, ClassMixture):
+        classes = max(2, member.head.weights.shape[1])
+        return as_targets(torch.from_numpy(y.astype(np.int64)).to(like.device), classes)
+    target = member.map.forward(as_tensor(y, like))[:, None]
+    if not bool(torch.isfinite(target).all()):
+        raise ValueError(
+            "The y parameter must be positive, as it was when the model was first fitted, for it learnt y's logarithm; "
+            "fit again to all rows."
+        )
+    return target
+
+
+def _no_sums(mixture: Any, member: Any, device: torch.device) -> list[Tensor]:
+    """Sums over no rows: Φ'ΩΦ and Φ'Ωy, then y'Ωy and the weight; or Φ'ΩΦ, Φ'ΩHΦ, and the log likelihood's slope and value."""
+    size = len(member.head.features.anchors)
+    shapes = [(size, size), (size, 1), (), ()]
+    if isinstance(mixture, ClassMixture):
+        shapes = [(size, size), (size, size), tuple(member.head.weights.shape), ()]
+    return [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
+
+
+def _add_regression(total: list[Tensor], phi: Tensor, target: Tensor, weight: Tensor) -> None:
+    weighted = phi * weight[:, None]
+    _add_lower(total[0], phi, weighted)
+    total[1].addmm_(weighted.mT, target)
+    total[2] += (weight[:, None] * target.square()).sum()
+    total[3] += weight.sum()
+
+
+def _add_classes(total: list[Tensor], phi: Tensor, target: Tensor, weight: Tensor, weights: Tensor) -> None:
+    fit, curvature, residual = fit_and_slopes(phi @ weights, target)
+    _add_lower(total[0], phi, phi * weight[:, None])
+    _add_lower(total[1], phi, phi * (weight * curvature)[:, None])
+    total[2].addmm_(phi.mT, weight[:, None] * residual)
+    total[3] += (weight * fit).sum()
+
+
+def _add_lower(gram: Tensor, phi: Tensor, weighted: Tensor) -> None:
+    """Adds to the lower half of a Gram matrix."""
+    for start in range(0, len(gram), STRIP_COLUMNS):
+        gram[start:, start : start + STRIP_COLUMNS].addmm_(phi[:, start:].mT, weighted[:, start : start + STRIP_COLUMNS])
+
+
+def whole(gram: Tensor) -> Tensor:
+    """A symmetric matrix from its lower half."""
+    return gram.tril() + gram.tril(-1).mT
