@@ -62,6 +62,7 @@ def fit_file(
     share: float,
     drop: Sequence[str],
     deadline: float = math.inf,
+    engine: str = "local",
     **options: Any,
 ) -> Fitted:
     """Fits a model to a table, measures it on a share of the rows, and writes model and report.
@@ -72,12 +73,17 @@ def fit_file(
         share: Share of rows held out; 0 fits to all.
         drop: Columns to leave out.
         deadline: When all but the report should be ready, on the clock of ``time.perf_counter``.
+        engine: "local" or "ray": where the heads learn from a table that is larger than memory.
         **options: Parameters of the estimator.
     """
     if deadline < math.inf:
         options["budget"] = max(1e-3, FITTING_SHARE * (deadline - time.perf_counter()))
     parts = fitting.fit_table(rows, share=share, drop=drop, **options)
     model, page, metrics = parts.estimator, None, {}
+    if rows.sampled and deadline == math.inf:
+        from bochner.streaming.tables import learn_from_all
+
+        learn_from_all(parts, rows, engine=engine, skip_bad=files.bad_rows is not None, say=note)
     if len(parts.held):
         measured = parts.held[_in_time(parts, deadline)]
         said, y = forecast(model.estimator_, parts.clean.iloc[measured], rows.y[measured]), rows.y[measured]

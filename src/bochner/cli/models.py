@@ -21,10 +21,16 @@ MAX_WIDTH = 10_000  # units of a hidden layer
 MAX_LAYERS = 20  # hidden layers
 TASKS = ("auto", "regression", "classification")
 
+Engine = Annotated[
+    str,
+    typer.Option(help="'local' or 'ray': where a table larger than memory is worked on; RAY_ADDRESS names a cluster."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Device = Annotated[str, typer.Option(help="'auto', 'cpu' or 'cuda'.")]
 ModelFile = Annotated[Path, typer.Argument(help="A model that 'bochner fit' wrote.")]
-TableFile = Annotated[Path, typer.Argument(help="A CSV, Excel or Parquet file.")]
+TableFile = Annotated[
+    Path, typer.Argument(help="A CSV, Excel, Parquet, Feather or Arrow file, a folder of them, or a pattern.")
+]
 Report = Annotated[Path | None, typer.Option(help="Also write an HTML report there.")]
 SkipBad = Annotated[
     bool, typer.Option(help="Leave out rows that cannot be used, and list them in NAME-bad-rows.csv beside the output.")
@@ -128,6 +134,7 @@ def fit(
     skip_bad_rows: SkipBad = False,
     seed: Seed = 0,
     device: Device = "auto",
+    engine: Engine = "local",
     as_json: Json = False,
 ) -> None:
     """Fits a model to a table as it is, and says how well it does on rows it has not seen.
@@ -142,6 +149,9 @@ def fit(
     files = Files(table, out, report, _bad_rows_file(out, table, skip_bad_rows))
     _check_fit(files, task, test)
     from bochner.cli.jobs import fit_file
+    from bochner.estimators import Settings
+    from bochner.streaming.engines import check_engine
+    from bochner.streaming.tables import TableSampler
     from bochner.tables.estimators import TableRegressor
     from bochner.tables.fitting import read_training
     from bochner.tables.reading import open_table
@@ -149,11 +159,13 @@ def fit(
     options: Any = {"kernel": _names(kernel), "hidden_layer_sizes": _widths(hidden), "false_alarm": false_alarm}
     options |= {"device": device, "random_state": seed, "verbose": True}
     TableRegressor(**options).check_parameters()
+    check_engine(engine)
     note(f"reading {table}")
     drops = _drop_names(drop or [], open_table(table).names)
-    rows = read_training(table, target, drops, task, skip_bad_rows)
+    sampler = TableSampler(target, Settings().sample_rows, seed, engine, note)
+    rows = read_training(table, target, drops, task, skip_bad_rows, sampler)
     read = time.perf_counter() - began
-    done = fit_file(files, rows, share=test, drop=drops, deadline=began + seconds, **options)
+    done = fit_file(files, rows, share=test, drop=drops, deadline=began + seconds, engine=engine, **options)
     if report is None and time.perf_counter() - began > NOTABLE_OVERRUN * seconds:
         note(
             f"{seconds:g} s were too few: to start and read the table took {read:.1f} s, and then came the shortest fit"
@@ -177,7 +189,7 @@ def _check_fit(files: Files, task: str, test: float) -> None:
 def _tell_json(done: Any) -> None:
     """Prints what ``_tell`` says as one JSON object, for programs."""
     answer: dict[str, Any] = {"model": str(done.written[0]), "task": done.rows.target.task}
-    answer |= {"rows": len(done.parts.train), "inputs": len(done.model.table_.outputs)}
+    answer |= {"rows": done.parts.learnt, "inputs": len(done.model.table_.outputs)}
     answer |= {"left_out": len(done.rows.bad), "summary": done.summary, "held_out": done.metrics}
     print(json.dumps(answer, allow_nan=False))
 
@@ -185,7 +197,7 @@ def _tell_json(done: Any) -> None:
 def _tell(done: Any) -> None:
     """Prints what the columns were taken for, what was fitted, how good it is, and where it was written."""
     model, parts = done.model, done.parts
-    rows, held = len(parts.train), len(parts.held) + parts.left_out
+    rows, held = parts.learnt, len(parts.held) + parts.left_out
     for line in done.summary:
         say(f"  {line}")
     say(f"{model.target_.task} of '{model.target_.name}' from {len(model.table_.outputs)} columns")

@@ -126,7 +126,9 @@ class StationaryRegressor(RegressorMixin, Stationary):
         """Targets as the moments of batches take them, (n,) or (n, k)."""
         targets = self._targets(y)
         if targets.size != len(targets) * len(self.mixtures_):
-            raise ValueError(f"The y parameter must hold {len(self.mixtures_)} targets, got shape {targets.shape} instead.")
+            raise ValueError(
+                f"The y parameter must hold {len(self.mixtures_)} targets, got shape {targets.shape} instead."
+            )
         return targets
 
     def _describe(self) -> None:

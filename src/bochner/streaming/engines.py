@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bochner.errors import unknown_name
 
@@ -67,13 +67,16 @@ def _apply(work: Callable[[Portion], Answer], portion: Portion) -> Answer:
     return work(portion)
 
 
-def _answer(reference: object) -> object:
+def _answer(reference: Any) -> Any:
     """The answer of a worker; what it raised is raised here as it was raised there."""
     import ray
+    from ray.exceptions import RayTaskError, WorkerCrashedError
 
     try:
         return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
+    except RayTaskError as error:
         raise error.cause from None
-    except ray.exceptions.WorkerCrashedError as error:
-        raise RuntimeError(f"A worker of Ray has died {TRIES_AGAIN + 1} times at the same portion of the table.") from error
+    except WorkerCrashedError as error:
+        raise RuntimeError(
+            f"A worker of Ray has died {TRIES_AGAIN + 1} times at the same portion of the table."
+        ) from error

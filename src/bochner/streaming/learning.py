@@ -12,7 +12,7 @@ from torch import Tensor
 from bochner.estimators.base import Training
 from bochner.estimators.checks import check_row_weights, check_same_rows
 from bochner.estimators.classification import Candidate as ClassCandidate
-from bochner.estimators.classification import ClassMixture, judge
+from bochner.estimators.classification import ClassMixture
 from bochner.estimators.classification import combine as combine_classes
 from bochner.estimators.regression import (
     Candidate,
@@ -36,7 +36,7 @@ Sums = list[list[Tensor]]  # for every member of a mixture
 BATCH_ROWS = 20_000  # rows of an Arrow dataset that are read at a time
 PROGRESS_ROWS = 1_000_000  # rows between two lines of progress
 MAX_PASSES = 8  # passes over all rows in which heads for classes look for their modes
-MIN_GAIN = 1e-4  # nats a row that another Newton step must promise to be worth a pass over all rows
+MIN_GAIN = 1e-3  # nats a row that another Newton step must promise to be worth a pass over all rows
 
 
 class Batches:
@@ -59,7 +59,8 @@ class Batches:
                 "The batches parameter must be an iterable of (X, y) that can be gone through twice, such as a list or an object "
                 f"whose __iter__ begins anew, got {type(batches).__name__} instead."
             )
-        self.batches, self.target = batches, target
+        self.batches: Any = batches
+        self.target = target
 
     def __iter__(self) -> Iterator[Batch]:
         for number, batch in enumerate(self._arrow_batches() if self.is_dataset else self.batches):
@@ -179,7 +180,9 @@ class Rest:
             raise ValueError("The batches parameter must give the same rows each time that it is gone through.")
         estimator = self.estimator
         for number, search in enumerate(self.searches):
-            if search is not None and not search.is_at_mode(estimator.mixtures_[number], moments.sums[number], moments.rows):
+            if search is not None and not search.is_at_mode(
+                estimator.mixtures_[number], moments.sums[number], moments.rows
+            ):
                 estimator.mixtures_[number] = search.next_mixture(estimator.mixtures_[number])
                 return False
         weight = torch.from_numpy(moments.judging).to(self.x)
@@ -218,6 +221,7 @@ def _regression(mixture: RegressionMixture, sums: Sums, judging: Sums, table: Fi
         if member.network is None:
             candidates.append(_judged([JudgedPart(phi, apart, rows)], [apart + added], [member]))
             continue
+        assert mixture.extractors is not None
         deep = TrainingRows(mixture.extractors.all_rows(member.network, rows.x), rows.y, rows.weight)
         networks.append((JudgedPart(phi, apart, deep[table.plan.folds[member.network]]), apart + added, member))
     if networks:
@@ -237,7 +241,9 @@ def _judged(parts: list[JudgedPart], totals: list[Statistics], members: list[Mem
     return Candidate(members[0].map, mean, std, left, heads)
 
 
-def _classes(mixture: ClassMixture, sums: Sums, judging: Sums, rows: tuple[Tensor, Tensor, Tensor, Plan, Task]) -> ClassMixture:
+def _classes(
+    mixture: ClassMixture, sums: Sums, judging: Sums, rows: tuple[Tensor, Tensor, Tensor, Plan, Task]
+) -> ClassMixture:
     """A class mixture after one Newton step from sums over all rows but those that judge, and from the sums over these."""
     x, labels, weight, plan, task = rows
     targets = as_targets(labels, max(2, mixture.members[0].head.weights.shape[1]))
@@ -247,9 +253,11 @@ def _classes(mixture: ClassMixture, sums: Sums, judging: Sums, rows: tuple[Tenso
     for member, apart, added in zip(mixture.members, sums, judging, strict=True):
         deep = inputs.of(member.network)
         folds = plan.folds if member.network is None else [plan.folds[member.network]]
-        without, final = (_stepped(member.head, total) for total in (apart, [a + b for a, b in zip(apart, added, strict=True)]))
+        without, final = (
+            _stepped(member.head, total) for total in (apart, [a + b for a, b in zip(apart, added, strict=True)])
+        )
         parts, heads = networks if member.network is not None else ([], [])
-        parts += [judge(without, deep[fold]) for fold in folds]
+        parts += [without.predict(deep[fold]) for fold in folds]
         heads.append((member.network, final))
         if member.network is None:
             single.append((parts, heads))

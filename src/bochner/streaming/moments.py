@@ -16,7 +16,9 @@ from bochner.members.heads import as_targets, fit_and_slopes
 from bochner.members.member import Inputs
 
 STRIP_COLUMNS = 128  # columns of a Gram matrix that are computed at a time: only those on and below the diagonal are
-FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)  # the two odd factors of splitmix64, which spread bits over the whole number
+FIRST_FACTOR = np.uint64(
+    0xBF58476D1CE4E5B9
+)  # the two odd factors of splitmix64, which spread bits over the whole number
 SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
 COLUMN_STEP = np.uint64(0x9E3779B97F4A7C15)  # difference of what two columns are shifted by
 
@@ -76,7 +78,9 @@ class MomentCollector:
     def empty(self) -> Moments:
         """Sums over no rows."""
         device = torch.device(self.estimator._device())
-        sums = [[_no_sums(mixture, member, device) for member in mixture.members] for mixture in self.estimator.mixtures_]
+        sums = [
+            [_no_sums(mixture, member, device) for member in mixture.members] for mixture in self.estimator.mixtures_
+        ]
         return Moments(0, sums, np.zeros(len(self.judging)))
 
     def take(self, moments: Moments, X: Any, y: np.ndarray, weight: np.ndarray) -> None:
@@ -169,7 +173,9 @@ def _add_classes(total: list[Tensor], phi: Tensor, target: Tensor, weight: Tenso
 def _add_lower(gram: Tensor, phi: Tensor, weighted: Tensor) -> None:
     """Adds to the lower half of a Gram matrix."""
     for start in range(0, len(gram), STRIP_COLUMNS):
-        gram[start:, start : start + STRIP_COLUMNS].addmm_(phi[:, start:].mT, weighted[:, start : start + STRIP_COLUMNS])
+        gram[start:, start : start + STRIP_COLUMNS].addmm_(
+            phi[:, start:].mT, weighted[:, start : start + STRIP_COLUMNS]
+        )
 
 
 def whole(gram: Tensor) -> Tensor:

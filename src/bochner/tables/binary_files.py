@@ -1,4 +1,4 @@
-"""Tables in Parquet, Feather, Arrow and Excel files, in the types that they hold or as text from which the same value can be read."""
+"""Tables in Parquet, Feather, Arrow and Excel files, in the types that they hold or as text that can be read back."""
 
 import contextlib
 import io
@@ -96,7 +96,6 @@ class ArrowFile:
             TableError: Python does not have one of the values.
         """
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         columns = {}
         with self._errors():
@@ -105,7 +104,7 @@ class ArrowFile:
                 plain = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
                 exact = not (pa.types.is_integer(plain.type) and plain.null_count) or _fits_float(plain)
                 if pa.types.is_timestamp(plain.type) or pa.types.is_date(plain.type):
-                    pc.min_max(plain).as_py()  # raises an error beyond the years 1 to 9999
+                    _ends(plain)  # raises an error beyond the years 1 to 9999
                 columns[name] = plain.to_pandas(integer_object_nulls=not exact)
                 if pa.types.is_string(plain.type) or pa.types.is_large_string(plain.type):
                     columns[name] = columns[name].astype(object)
@@ -142,16 +141,24 @@ def has_text(kind: object) -> bool:
 def as_text_columns(table: "pa.Table", names: Sequence[str]) -> pd.DataFrame:
     """Rows as text, from which the same values can be read again."""
     kept = [name for name in table.column_names if not _is_index(name, table.schema)]
-    texts = {name: list(map(as_text, table[kept_name].to_pylist())) for name, kept_name in zip(names, kept, strict=True)}
+    texts = {
+        name: list(map(as_text, table[kept_name].to_pylist())) for name, kept_name in zip(names, kept, strict=True)
+    }
     return pd.DataFrame(texts, dtype=object, index=pd.RangeIndex(table.num_rows))
 
 
 def _fits_float(column: Any) -> bool:
     """Whether all whole numbers of a column are floats too."""
-    import pyarrow.compute as pc
+    least, most = _ends(column)
+    return least is None or -MAX_EXACT_FLOAT <= least <= most <= MAX_EXACT_FLOAT
 
-    ends = pc.min_max(column).as_py()
-    return ends["min"] is None or -MAX_EXACT_FLOAT <= ends["min"] <= ends["max"] <= MAX_EXACT_FLOAT
+
+def _ends(column: Any) -> tuple[Any, Any]:
+    """The smallest and the largest value of a column of Arrow."""
+    import pyarrow.compute
+
+    ends = pyarrow.compute.call_function("min_max", [column]).as_py()
+    return ends["min"], ends["max"]
 
 
 def _is_index(name: str, schema: "pa.Schema") -> bool:

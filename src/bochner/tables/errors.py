@@ -40,7 +40,7 @@ def is_text_file(path: Path) -> bool:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a table, in the order of their names: a file, those of a folder, or those that a pattern such as part-*.csv names.
+    """The files of a table, in the order of their names: a file, those of a folder, or those of a pattern such as part-*.csv.
 
     Raises:
         TableError: There is none, or one of them cannot be used.
@@ -60,7 +60,9 @@ def files_of(path: Path) -> list[Path]:
         _check_file(file)
     kinds = sorted({suffix_of(file) for file in files})
     if len(kinds) > 1:
-        raise TableError(f"{path} holds files of several kinds, {' and '.join(kinds)}; give a pattern such as *{kinds[0]}.")
+        raise TableError(
+            f"{path} holds files of several kinds, {' and '.join(kinds)}; give a pattern such as *{kinds[0]}."
+        )
     return files
 
 

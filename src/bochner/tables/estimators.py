@@ -11,7 +11,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
-from bochner.estimators.checks import as_numpy, check_row_weights, check_same_rows, named_errors
+from bochner.estimators.base import Training
+from bochner.estimators.checks import as_numpy, check_row_weights, check_same_rows, check_seed, named_errors
 from bochner.tables.errors import TableError
 from bochner.tables.table import Signs, Table
 from bochner.tables.targets import Target
@@ -76,6 +77,35 @@ class _TableEstimator(BaseEstimator):
         Raises:
             TableError: The table or the target cannot be used; all problems are named.
         """
+        self._learn(X, y, sample_weight)
+        return self
+
+    def fit_batches(self, batches: Any, target: str | None = None) -> Self:
+        """Fits to rows that come in batches and need not fit into memory, as the ``fit_batches`` of ``StationaryRegressor`` does.
+
+        Args:
+            batches: An iterable of (X, y) or (X, y, sample_weight) that begins anew each time that it is gone through, such as a
+                list; or a dataset of pyarrow.
+            target: Name of the target's column in a dataset.
+        """
+        from bochner.streaming.learning import Batches, Rest, fit_batches
+
+        self.check_parameters()
+
+        def clean(X: Any, y: Any) -> tuple[Any, Any]:
+            return self.table_.transform(as_frame(X)), self._read_target(X, y)
+
+        most, seed = (self.settings or Settings()).sample_rows, check_seed(self.random_state)
+        rest = None if self.budget is not None else lambda training: Rest(self.estimator_, training, clean=clean)
+        fit_batches(Batches(batches, target), most, seed, fit=self._learn, rest=rest)
+        return self
+
+    def _read_target(self, X: Any, y: Any) -> np.ndarray:
+        """A target as the estimator for numbers and categories takes it."""
+        raise NotImplementedError
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any) -> Training:
+        """Understands a table, fits to it, and returns the rows as the estimator has taken them."""
         began = time.perf_counter()
         self.check_parameters()
         if y is None:
@@ -106,9 +136,9 @@ class _TableEstimator(BaseEstimator):
         if problems or table is None or target is None:
             raise TableError(*problems)
         labels = values if self._task == "regression" else first_spellings(series, values)
-        return self.fit_understood(table, target, table.transform(frame), labels, sample_weight, began)
+        return self.learn_understood(table, target, table.transform(frame), labels, sample_weight, began)
 
-    def fit_understood(
+    def learn_understood(
         self,
         table: Table,
         target: Target,
@@ -116,7 +146,7 @@ class _TableEstimator(BaseEstimator):
         y: np.ndarray,
         sample_weight: Any = None,
         began: float | None = None,
-    ) -> Self:
+    ) -> Training:
         """Fits to a table whose columns and target are understood already.
 
         Args:
@@ -126,15 +156,18 @@ class _TableEstimator(BaseEstimator):
             y: The target as numbers or labels.
             sample_weight: How many rows each row stands for; (n,).
             began: When the time of the budget began, on ``time.perf_counter``.
+
+        Returns:
+            The rows as the estimator has taken them.
         """
         began, estimator = began or time.perf_counter(), self._make()
         if self.budget is not None:  # understanding the table has taken its part
             estimator.budget = max(1e-3, self.budget - (time.perf_counter() - began))
-        estimator.fit(clean, y, sample_weight)
+        training = estimator._learn(clean, y, sample_weight)
         estimator.budget = self.budget
         self.table_, self.target_, self.estimator_ = table, target, estimator
         self.n_features_in_ = len(table.columns)
-        return self
+        return training
 
     @property
     def summary_(self) -> list[str]:
@@ -253,6 +286,8 @@ class TableRegressor(RegressorMixin, _TableEstimator):
         frame = frame.reset_index(drop=True).assign(**{self.target_.name: series.to_numpy()})
         return self.table_.adapted_target(frame, self.target_)[0].values(series)[0]
 
+    _read_target = numbers
+
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Draws of y at all rows together, (n, n_samples)."""
         return self._inner.sample_y(self.clean(X), n_samples, random_state)
@@ -317,6 +352,9 @@ class TableClassifier(ClassifierMixin, _TableEstimator):
         known = dict(zip(names.tolist(), self.classes_.tolist(), strict=True))
         spelled = [known.get(text, text) for text in texts.tolist()]
         return np.array(spelled, dtype=self.classes_.dtype if set(texts) <= set(known) else object)
+
+    def _read_target(self, X: Any, y: Any) -> np.ndarray:  # noqa: ARG002
+        return self.labels(y)
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Log probability of each label, (n,)."""

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from sklearn.model_selection import train_test_split
 
+from bochner.estimators.base import Training
 from bochner.estimators.evaluation import forecast
 from bochner.tables.cells import as_text, read_numbers
 from bochner.tables.columns import as_cells, is_text
@@ -34,10 +35,12 @@ class TrainingTable:
         target: How the target is read.
         groups: A number for each row; equal rows have the same number.
         places: Number of the line or row at which each row stands in the file.
-        unit: What the places count: "line" or "row".
         table: How the columns are read.
         bad: Rows that were left out.
         notes: What was made of the file, for the user.
+        source: The files.
+        sampled: Whether its rows are a sample of those in the files.
+        rows: Number of rows in the files.
     """
 
     frame: pd.DataFrame
@@ -46,9 +49,16 @@ class TrainingTable:
     groups: np.ndarray
     places: np.ndarray
     table: Table
-    unit: str = "row"
+    source: Source
+    rows: int
+    sampled: bool = False
     bad: list[BadRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def unit(self) -> str:
+        """What the places count: "line" or "row"."""
+        return self.source.unit
 
 
 @dataclass
@@ -61,6 +71,8 @@ class FittedTable:
         train: Numbers of the rows that it was fitted to.
         held: Numbers of the held-out rows whose classes it knows.
         left_out: Number of held-out rows of classes that it does not know.
+        training: The training rows as the estimator has taken them.
+        learnt: Number of rows that its heads have learnt from.
     """
 
     estimator: Any
@@ -68,6 +80,8 @@ class FittedTable:
     train: np.ndarray
     held: np.ndarray
     left_out: int
+    training: Training
+    learnt: int
 
 
 def added_names(target: str, classes: Any) -> list[str]:
@@ -100,16 +114,30 @@ def predict_rows(estimator: Any, clean: pd.DataFrame | dict[str, np.ndarray], co
 
 
 def read_training(
-    path: Path, target: str, drop: Sequence[str] = (), task: str = "auto", skip_bad: bool = False
+    path: Path,
+    target: str,
+    drop: Sequence[str] = (),
+    task: str = "auto",
+    skip_bad: bool = False,
+    read: Callable[[Source], tuple[Piece, int]] | None = None,
 ) -> TrainingTable:
     """Reads a table to fit to.
+
+    Args:
+        path: A file, a folder or a pattern.
+        target: Name of the target.
+        drop: Columns to leave out.
+        task: "auto", "regression" or "classification".
+        skip_bad: Whether rows that cannot be used are left out.
+        read: Gives the rows, all or a sample, and how many there are in all; None for all.
 
     Raises:
         TableError: It cannot be used; all problems are named. Bad rows are problems unless they may be skipped.
     """
     source = open_table(path)
     check_names(source, target, drop)
-    piece = read_table(source)
+    piece, count = read(source) if read is not None else (read_table(source), 0)
+    sampled = count > len(piece.places)
     frame, texts = piece.frame.drop(columns=target), piece.frame[target]
     problems: list[str] = []
 
@@ -122,7 +150,11 @@ def read_training(
 
     signs = Signs.learn(piece.frame, drop)
     understood: Any = collect_problems(lambda: Target.learn(target, texts, task, signs.decimal))
-    y, rows = (np.zeros(0), np.arange(len(frame))) if understood is None else keep_readable(source, piece, understood)
+    y, rows = (
+        (np.zeros(0), np.arange(len(frame)))
+        if understood is None
+        else keep_readable(source, piece, understood, not sampled)
+    )
     if not skip_bad:
         collect_problems(source.check_bad)
     frame = frame.iloc[rows].reset_index(drop=True)
@@ -141,7 +173,8 @@ def read_training(
     if repeated := len(groups) - len(np.unique(groups)):
         source.notes.append(f"{repeated} rows repeat another one; equal rows are fitted or tested together")
     places = np.array(piece.places)[rows]
-    return TrainingTable(frame, y, understood, groups, places, table, source.unit, list(source.bad), source.notes)
+    bad, rows = list(source.bad), max(count, len(piece.places))
+    return TrainingTable(frame, y, understood, groups, places, table, source, rows, sampled, bad, source.notes)
 
 
 def check_names(source: Source, target: str, drop: Sequence[str]) -> None:
@@ -216,7 +249,7 @@ def keep_readable(source: Source, piece: Piece, target: Target, ends: bool = Tru
             continue
         problem = f"the target '{target.name}' is missing" if not cell.strip() else f"the target is '{cell}'"
         problem = "it holds totals of the rows above" if totals and row == len(bad) - 1 else problem
-        source.bad.append(BadRow(f"{source.unit} {piece.places[row]}", problem, tuple(texts.values())))
+        source.bad.append(BadRow(f"{source.unit} {piece.places[int(row)]}", problem, tuple(texts.values())))
     if blank_rows:
         source.notes.append(f"{blank_rows} rows without any cell left out")
     rows = np.nonzero(~bad)[0]
@@ -255,7 +288,7 @@ def fit_table(table: TrainingTable, *, share: float, drop: Sequence[str], **opti
     estimator.check_parameters()
     began, y = time.perf_counter(), table.y
     clean = table.table.transform(table.frame)
-    estimator.fit_understood(table.table, table.target, clean.iloc[train], y[train], began=began)
+    training = estimator.learn_understood(table.table, table.target, clean.iloc[train], y[train], began=began)
     estimator.verbose = estimator.estimator_.verbose = False
     known = held[np.isin(y[held], y[train])] if table.target.task == "classification" else held
-    return FittedTable(estimator, clean, train, known, len(held) - len(known))
+    return FittedTable(estimator, clean, train, known, len(held) - len(known), training, len(train))

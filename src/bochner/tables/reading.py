@@ -61,7 +61,7 @@ class Piece:
     @cached_property
     def texts(self) -> pd.DataFrame:
         """Every cell as text."""
-        return self.frame if self.native is None else binary_files.as_text_columns(self.native, self.frame.columns)
+        return self.frame if self.native is None else binary_files.as_text_columns(self.native, list(self.frame.columns))
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Source:
         if piece.native is not None:
             names = [name for name in piece.native.column_names if name in file.header]
             native = piece.native.select([names[number] for number in order])
-        return Piece(piece.frame[self.names], [f"{place} of {file.path.name}" for place in piece.places], native)
+        return Piece(piece.frame.loc[:, self.names], [f"{place} of {file.path.name}" for place in piece.places], native)
 
     def _put_aside(self, bad: list[BadRow], file: TableFile | None) -> None:
         """Moves bad rows to ``self.bad``, with the file's name where there is one."""

@@ -249,6 +249,15 @@ class Changes:
         present, (wrong, _) = self.present[column.name], self.unreadable.get(column.name, (0, ""))
         return present >= MIN_JUDGED_CELLS and wrong > UNREADABLE_SHARE * present
 
+    def add_all(self, other: "Changes") -> None:
+        """Adds the differences of other rows."""
+        self.present.update(other.present)
+        self.missing.update(other.missing)
+        for name, (count, example) in other.unreadable.items():
+            before, first = self.unreadable.get(name, (0, example))
+            self.unreadable[name] = (before + count, first)
+        self.units = other.units | self.units
+
     def lines(self) -> list[str]:
         """What differs, a line for each column."""
         unreadable = [
