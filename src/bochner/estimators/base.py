@@ -29,6 +29,7 @@ from bochner.estimators.checks import (
 )
 from bochner.estimators.columns import Columns, as_codes, is_category
 from bochner.estimators.novelty import Novelty, learn_novelty
+from bochner.estimators.targets import as_tensor
 from bochner.members.budget import Clock, fit_within_budget
 from bochner.members.features import FEATURE_CHUNK_ROWS
 from bochner.members.member import Inputs
@@ -36,6 +37,7 @@ from bochner.members.settings import Settings, Task
 from bochner.priors import spectra
 from bochner.training.threads import one_thread
 
+MAX_FACTOR = math.nextafter(1, 2)  # a forgetting factor lies below: it is at most 1
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -200,6 +202,24 @@ class Stationary(BaseEstimator):
         most, seed = (self.settings or Settings()).sample_rows, check_seed(self.random_state)
         rest = None if self.budget is not None else lambda training: Rest(self, training)
         fit_batches(Batches(batches, target), most, seed, fit=self._learn, rest=rest)
+        return self
+
+    def _update(self, X: Any, y: np.ndarray, sample_weight: Any, kept: float) -> Self:
+        """Takes in more rows with targets as numbers; earlier rows count ``kept``."""
+        kept = check_number("forgetting_factor", kept, 0, MAX_FACTOR, "lie above 0 and be at most 1")
+        x = self._inputs(X).cpu().numpy()
+        check_same_rows(len(x), len(y))
+        weight = check_row_weights(sample_weight, len(y))
+        if (weight == 0).any():
+            raise ValueError("The sample_weight parameter must hold a positive number for each row, got 0 for some.")
+        first, weight = merge_equal_rows(x, y, weight)
+        like = torch.from_numpy(x[first]).to(self._device())
+        weights, targets = torch.from_numpy(weight).to(like), y[first].reshape(len(first), -1).T
+        self.mixtures_ = [
+            mixture.updated(like, as_tensor(target, like), weights, kept)
+            for mixture, target in zip(self.mixtures_, targets, strict=True)
+        ]
+        self._describe()
         return self
 
     def _learn(self, X: Any, y: Any, sample_weight: Any) -> Training:

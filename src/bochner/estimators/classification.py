@@ -90,6 +90,14 @@ class ClassMixture:
         """Share of the prior variance that the training rows leave at each row."""
         return weighted_variance_left(self.members, inputs)
 
+    def updated(self, x: Tensor, labels: Tensor, weight: Tensor, kept: float) -> "ClassMixture":
+        """The mixture after more rows, beside which earlier ones count ``kept``: every head takes Laplace steps."""
+        inputs = Inputs(x, self.extractors)
+        targets = as_targets(labels.long(), max(2, self.members[0].head.weights.shape[1]))
+        rows = [TrainingRows(inputs.of(member.network), targets, weight) for member in self.members]
+        heads = [member.head.updated(new, kept) for member, new in zip(self.members, rows, strict=True)]
+        return replace(self, members=[replace(m, head=head) for m, head in zip(self.members, heads, strict=True)])
+
 
 @dataclass
 class Candidate:

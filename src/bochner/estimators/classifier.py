@@ -80,6 +80,29 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         self.classes_ = classes
         return training
 
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None, *, forgetting_factor: float = 1.0
+    ) -> Self:
+        """Takes in more rows. The first call is ``fit``; later ones keep its columns, hyperparameters, networks and weights.
+
+        Every head takes Laplace steps: earlier rows are a normal distribution of its weights, whose precision is not exact. The
+        threshold stays.
+
+        Args:
+            X: The rows.
+            y: Their labels. The first call needs a row of every class.
+            classes: All labels, or None for those of the first call.
+            sample_weight: How many rows each row stands for; (n,), positive.
+            forgetting_factor: What every earlier row counts from now on, beside 1 for a new one; below 1 for data that drift.
+        """
+        if classes is not None:
+            there = self.classes_ if hasattr(self, "classes_") else np.unique(self._labels(y))
+            if lacking := [label for label in as_numpy(classes) if label not in there]:
+                raise ValueError(f"The first y must hold a row of every class, and lacks {str(lacking[0])!r}.")
+        if not hasattr(self, "mixtures_"):
+            return self.fit(X, y, sample_weight)
+        return self._update(X, self._target_numbers(y), sample_weight, forgetting_factor)
+
     def _target_numbers(self, y: Any) -> np.ndarray:
         """Labels as numbers of classes, (n,)."""
         labels = self._labels(y)

@@ -94,8 +94,8 @@ class RegressionMixture:
         """Share of the prior variance that the training rows leave at each row."""
         return weighted_variance_left(self.members, inputs)
 
-    def updated(self, x: Tensor, y: Tensor, weight: Tensor) -> "RegressionMixture":
-        """The mixture after more rows: every head's posterior is then that of all rows so far."""
+    def updated(self, x: Tensor, y: Tensor, weight: Tensor, kept: float) -> "RegressionMixture":
+        """The mixture after more rows, beside which earlier ones count ``kept``: heads have the posterior of all rows so far."""
         inputs = Inputs(x, self.extractors)
         members = []
         for member in self.members:
@@ -106,7 +106,7 @@ class RegressionMixture:
                     "fit again to all rows."
                 )
             rows = TrainingRows(inputs.of(member.network), target, weight)
-            members.append(replace(member, head=member.head.updated(rows)))
+            members.append(replace(member, head=member.head.updated(rows, kept)))
         return replace(self, members=members)
 
 

@@ -11,7 +11,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils import check_array
 from torch import Tensor
 
-from bochner.estimators.base import Stationary, Training, merge_equal_rows
+from bochner.estimators.base import Stationary, Training
 from bochner.estimators.checks import (
     MAX_DRAWS,
     as_numpy,
@@ -135,33 +135,21 @@ class StationaryRegressor(RegressorMixin, Stationary):
         """Sets the fitted attributes that follow from the mixtures."""
         vars(self).update(_description(self.mixtures_, self._one_target, torch.device(self._device())))
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None, *, forgetting_factor: float = 1.0) -> Self:
         """Takes in more rows. The first call is ``fit``; later ones keep its columns, hyperparameters, networks and weights.
 
         Every head's posterior is then exactly that of all rows so far, given its anchors. The threshold stays.
+
+        Args:
+            X: The rows.
+            y: Their targets.
+            sample_weight: How many rows each row stands for; (n,), positive.
+            forgetting_factor: What every earlier row counts from now on, beside 1 for a new one. With 0.9 a row counts nine tenths
+                after one more call, and 0.9² after two: for data that drift.
         """
         if not hasattr(self, "mixtures_"):
             return self.fit(X, y, sample_weight)
-        y = self._targets(y)
-        x = self._inputs(X).cpu().numpy()
-        check_same_rows(len(x), len(y))
-        weight = check_row_weights(sample_weight, len(y))
-        if (weight == 0).any():
-            raise ValueError("The sample_weight parameter must hold a positive number for each row, got 0 for some.")
-        first, weight = merge_equal_rows(x, y, weight)
-        like = torch.from_numpy(x[first]).to(self._device())
-        targets = y[first].reshape(len(first), -1).T
-        if len(targets) != len(self.mixtures_):
-            raise ValueError(f"The y parameter must hold {len(self.mixtures_)} targets, got {len(targets)} instead.")
-        weights = torch.from_numpy(weight).to(like)
-        updated = [
-            mixture.updated(like, as_tensor(target, like), weights)
-            for mixture, target in zip(self.mixtures_, targets, strict=True)
-        ]
-        description = _description(updated, self._one_target, like.device)
-        self.mixtures_ = updated
-        vars(self).update(description)
-        return self
+        return self._update(X, self._target_numbers(y), sample_weight, forgetting_factor)
 
     # ------------------------------------------------------------------ predictions
 

@@ -29,6 +29,8 @@ from bochner.posteriors.closed_form import Statistics
 from bochner.posteriors.closed_form_classifier import FeatureRows
 from bochner.training.threads import ONE_THREAD_ROWS, one_thread
 
+MAX_NEWTON_STEPS = 30  # of an update by more rows
+MIN_GAIN_PER_ROW = 1e-6  # nats; an update ends with a step that promises less
 MAX_CURVATURE = 0.25  # largest second derivative of log(1 + exp f)
 
 
@@ -71,9 +73,15 @@ class GaussianHead:
             self.factor = torch.linalg.cholesky(precision)
             self.mean = torch.cholesky_solve(self.sums.projection / self.noise**2, self.factor)
 
-    def updated(self, rows: TrainingRows) -> "GaussianHead":
-        """The posterior after more rows: exactly that of all rows together, given the anchors."""
-        return GaussianHead(self.features, self.sums + sums_of(self.features, rows), self.amplitude, self.noise)
+    def updated(self, rows: TrainingRows, kept: float = 1.0) -> "GaussianHead":
+        """The posterior after more rows: exactly that of all rows together, given the anchors.
+
+        Args:
+            rows: The new rows.
+            kept: What an earlier row counts now, beside 1 for a new one.
+        """
+        sums = self.sums.discounted(kept) + sums_of(self.features, rows)
+        return GaussianHead(self.features, sums, self.amplitude, self.noise)
 
     def _whitened(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features φ, (n, M), products L⁻¹φ with the factor of the precision, (M, n), and the variance that anchors leave, (n,)."""
@@ -193,6 +201,32 @@ class SoftmaxHead:
         for amplitude in amplitudes:
             start = find_mode(pieces, rows, gram, amplitude, start)
             yield cls(features, gram, amplitude, start)
+
+    def updated(self, rows: TrainingRows, kept: float = 1.0) -> "SoftmaxHead":
+        """The head after more rows, by Laplace's approximation: earlier rows are a normal distribution of the weights.
+
+        Its mean is the mode so far. Its precision is Φ'ΩΦ times the mean curvature at the anchors, which are a sample of the rows
+        that the head was first fitted to. Lost is in which directions the earlier rows had more curvature than in others.
+
+        Args:
+            rows: The new rows.
+            kept: What an earlier row counts now, beside 1 for a new one.
+        """
+        at_anchors = self.features.factor @ self.weights  # φ at anchor i is row i of the factor
+        _, curvature, _ = fit_and_slopes(at_anchors, torch.zeros_like(at_anchors))
+        past = kept * float(curvature.mean()) * self.gram
+        past.diagonal().add_(self.amplitude**-2)
+        head, phi = replace(self, gram=kept * self.gram), self.features(rows.x)
+        gram = head.gram + phi.mT @ (phi * rows.weight[:, None])
+        for _ in range(MAX_NEWTON_STEPS):
+            _, curvature, residual = fit_and_slopes(phi @ head.weights, rows.y)
+            slope = phi.mT @ (rows.weight[:, None] * residual) - past @ (head.weights - self.weights)
+            stepped = head.learnt(gram, past + phi.mT @ (phi * (rows.weight * curvature)[:, None]), slope)
+            gain = 0.5 * float((slope * (stepped.weights - head.weights)).sum())
+            head = stepped
+            if gain < MIN_GAIN_PER_ROW * float(rows.weight.sum()):
+                break
+        return head
 
     def learnt(self, gram: Tensor, precision: Tensor, slope: Tensor) -> "SoftmaxHead":
         """The head after one Newton step.

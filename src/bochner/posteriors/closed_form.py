@@ -103,6 +103,10 @@ class Statistics:
         count = self.count - other.count
         return Statistics(self.gram - other.gram, self.projection - other.projection, self.square - other.square, count)
 
+    def discounted(self, share: float) -> "Statistics":
+        """The sums where each row counts as a share of a row."""
+        return Statistics(share * self.gram, share * self.projection, share * self.square, share * self.count)
+
     def log_marginal(self, prior: Tensor, noise: Tensor) -> Tensor:
         """Log marginal likelihood of all outputs together, differentiable in everything."""
         variance = noise.double().square()

@@ -61,7 +61,9 @@ class Piece:
     @cached_property
     def texts(self) -> pd.DataFrame:
         """Every cell as text."""
-        return self.frame if self.native is None else binary_files.as_text_columns(self.native, list(self.frame.columns))
+        return (
+            self.frame if self.native is None else binary_files.as_text_columns(self.native, list(self.frame.columns))
+        )
 
 
 @dataclass(frozen=True)
