@@ -415,9 +415,9 @@ def test_a_bad_table_or_option_ends_predict_with_one_line(case, models, tmp_path
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["fit", ".", "--target", "a"], r"\. is a folder; give a file that ends in"),
+        (["fit", "empty", "--target", "a"], r"empty is a folder without a file that ends in"),
         (["fit", "none.csv", "--target", "a"], r"none.csv does not exist; check the name"),
-        (["fit", "table.doc", "--target", "a"], r"table.doc must end in one of .csv, .tsv, .txt, .parquet, .xlsx"),
+        (["fit", "table.doc", "--target", "a"], r"table.doc must end in one of .csv, .tsv, .txt, .csv.gz"),
         (["fit", "bad.xlsx", "--target", "a"], r"bad.xlsx is not an Excel file that can be read|needs openpyxl"),
         (["fit", "bad.parquet", "--target", "a"], r"bad.parquet is not a Parquet file that can be read"),
         (["predict", "none.bochner", "good.csv"], r"none.bochner does not exist"),
@@ -435,6 +435,7 @@ def test_a_bad_table_or_option_ends_predict_with_one_line(case, models, tmp_path
 )
 def test_bad_files_end_every_command_with_one_line(command, message, models, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
     for name in ("number", "class"):
         Path(f"{name}.bochner").write_bytes((models / f"{name}.bochner").read_bytes())
     save("plain.bochner", load("number.bochner").estimator.estimator_)

@@ -1,5 +1,6 @@
 """Where the portions of a table are worked on: in this process one after the other, or by the workers of a Ray cluster."""
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -45,7 +46,7 @@ def _with_ray(work: Callable[[Portion], Answer], portions: Iterable[Portion], gp
 
     started = not ray.is_initialized()
     if started:
-        ray.init(log_to_driver=False, include_dashboard=False, logging_level="error")
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
     try:
         call = ray.remote(max_retries=TRIES_AGAIN, num_gpus=gpus)(_apply)
         shared = ray.put(work)
