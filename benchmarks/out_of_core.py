@@ -104,7 +104,7 @@ def measure(rows: int, folder: Path) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", type=int, nargs="+")
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/out-of-core.jsonl"))
     options = parser.parse_args()

@@ -228,6 +228,8 @@ def test_a_fit_that_fails_leaves_the_estimator_as_it_was(kind):
 def test_fits_have_the_same_bits_on_one_two_and_four_threads(kind, options):
     x, y = line(50)
     target, new, before = target_of(kind, y), line(10, seed=1)[0], torch.get_num_threads()
+    # Predictions run on any number of threads; networks work in float32, and the heads behind them magnify its rounding.
+    rounding = 1e-9 if options is QUICK else 100 * np.finfo(np.float32).eps
     answers = []
     try:
         for threads in (1, 2, 4):
@@ -237,7 +239,7 @@ def test_fits_have_the_same_bits_on_one_two_and_four_threads(kind, options):
             torch.set_num_threads(1)
             answers.append((answer(model, new), model.ood_score(new), model.ood_threshold_))
             torch.set_num_threads(threads)
-            np.testing.assert_allclose(answer(model, new), answers[0][0], rtol=1e-9)
+            np.testing.assert_allclose(answer(model, new), answers[0][0], rtol=rounding)
     finally:
         torch.set_num_threads(before)
     for other in answers[1:]:
@@ -430,7 +432,7 @@ def test_streaming_refuses_what_does_not_fit(fitted):
     for weight, message in refused:
         with pytest.raises(ValueError, match=message):
             fitted.partial_fit(x, y, weight)
-    with pytest.raises(ValueError, match="The y parameter must hold 1 targets, got 2"):
+    with pytest.raises(ValueError, match=r"The y parameter must hold 1 targets, got shape \(5, 2\) instead"):
         fitted.partial_fit(x, np.stack([y, y], 1))
 
 

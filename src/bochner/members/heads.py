@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bochner.members.features import FEATURE_CHUNK_ROWS, KernelFeatures
 from bochner.members.tuning import TrainingRows
-from bochner.posteriors.closed_form import Statistics
+from bochner.posteriors.closed_form import Statistics, cholesky
 from bochner.posteriors.closed_form_classifier import FeatureRows
 from bochner.training.threads import ONE_THREAD_ROWS, one_thread
 
@@ -70,7 +70,7 @@ class GaussianHead:
         with one_thread():  # the same bits for any number of threads
             precision = self.sums.gram / self.noise**2
             precision.diagonal().add_(self.amplitude**-2)
-            self.factor = torch.linalg.cholesky(precision)
+            self.factor = cholesky(precision)
             self.mean = torch.cholesky_solve(self.sums.projection / self.noise**2, self.factor)
 
     def updated(self, rows: TrainingRows, kept: float = 1.0) -> "GaussianHead":
@@ -236,7 +236,7 @@ class SoftmaxHead:
             precision: Curvature of the log posterior at the weights, or a matrix that is nowhere below it.
             slope: Gradient of the log posterior at the weights.
         """
-        factor = torch.linalg.cholesky(precision)
+        factor = cholesky(precision)
         return replace(self, gram=gram, weights=self.weights + torch.cholesky_solve(slope, factor))
 
     def latent(self, x: Tensor) -> Tensor:
@@ -278,7 +278,7 @@ def _bound(gram: Tensor, amplitude: float) -> Tensor:
     """Lower Cholesky factor of the precision in which every row has the largest curvature."""
     bound = MAX_CURVATURE * gram
     bound.diagonal().add_(amplitude**-2)
-    return torch.linalg.cholesky(bound)
+    return cholesky(bound)
 
 
 def find_mode(
@@ -324,7 +324,7 @@ def left_out_latent(phi: Tensor, rows: TrainingRows, weights: Tensor, amplitude:
     for c in range(latent.shape[1]):
         precision = phi.mT @ (phi * curvature[:, c : c + 1])
         precision.diagonal().add_(amplitude**-2)
-        half = torch.linalg.solve_triangular(torch.linalg.cholesky(precision), phi.mT, upper=False)
+        half = torch.linalg.solve_triangular(cholesky(precision), phi.mT, upper=False)
         variance = half.square().sum(0)
         variance = variance / (1 - variance * curvature[:, c]).clamp(min=1e-6)
         columns.append(latent[:, c] - variance * rows.weight * residual[:, c])

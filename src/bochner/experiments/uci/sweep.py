@@ -169,7 +169,7 @@ def _results(calls: list[Any], engine: str, workers: int) -> Iterator[list[Row]]
         return
     try:
         if engine == "ray":
-            from ray.util.joblib import register_ray  # pyright: ignore[reportMissingImports]
+            from ray.util.joblib import register_ray
 
             register_ray()
         else:
