@@ -147,7 +147,9 @@ def test_heads_have_the_posterior_of_all_rows(regressor):
         torch.testing.assert_close(member.head.sums.gram, expected.gram, rtol=1e-10, atol=rounding)
         assert member.head.sums.count == ROWS
         projection = member.head.sums.projection
-        torch.testing.assert_close(projection, expected.projection, rtol=1e-9, atol=rounding * float(target.abs().max()))
+        torch.testing.assert_close(
+            projection, expected.projection, rtol=1e-9, atol=rounding * float(target.abs().max())
+        )
         if member.network is None:  # else the sums of its own features: they round in another way here
             phi = member.head.features(rows.x)
             gram, projection = phi.mT @ phi, phi.mT @ target
