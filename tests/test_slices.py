@@ -1,4 +1,4 @@
-"""Elliptical slice sampling: its likelihood against the dense formula, and its draws against a sum over the prior."""
+"""Annealed slices: the numbers' distributions, likelihoods against dense formulas, and draws against a sum over the prior."""
 
 import math
 
@@ -8,76 +8,145 @@ import scipy.stats
 import torch
 
 from bochner import Categorical, Gaussian, Matern, Model, StationaryLayer
+from bochner.experiments.published import SampledModel
 from bochner.posteriors.samples import Sampling
-from bochner.posteriors.slices import LENGTHSCALE_PRIOR, NOISE_PRIOR, Collapsed, _evaluate, _gamma, slice_sample
+from bochner.posteriors.slices import LENGTHSCALE_PRIOR, NOISE_PRIOR, Classes, Collapsed, from_squares, slice_sample
 
 X = torch.tensor([[-1.0], [0.2], [0.9], [1.5]], dtype=torch.float64)
 Y = torch.tensor([[0.4], [-0.3], [0.8], [0.1]], dtype=torch.float64)
+LABELS = torch.tensor([0, 1, 0, 1])
 
 
-def network(units=3, kernel="rbf", activation="sin", **options):
+def network(units=3, kernel="rbf", activation="sin", likelihood=None, dim=1, **options):
     generator = torch.Generator().manual_seed(0)
-    layer = StationaryLayer(1, units, kernel=kernel, activation=activation, generator=generator, dtype=torch.float64)
-    return Model(layer, 1, Gaussian(0.3), amplitude=1.7, generator=generator, **options)
+    layer = StationaryLayer(dim, units, kernel=kernel, activation=activation, generator=generator, dtype=torch.float64)
+    likelihood = likelihood or Gaussian(0.3)
+    classes = 2 if isinstance(likelihood, Categorical) else 1
+    return Model(layer, classes, likelihood, amplitude=1.7, generator=generator, **options)
+
+
+def normal(generator, *shape):
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("output_bias", [False, True])
 @pytest.mark.parametrize(("kernel", "activation"), [("rbf", "step"), (Matern(1.5), "sin"), ("exponential", "triangle")])
 def test_the_likelihood_integrates_the_output_weights_out(kernel, activation, output_bias, generator):
-    model = network(3, kernel, activation, output_bias=output_bias)
-    target = Collapsed(model, X, Y)
-    v = torch.randn(2, 3, target.numbers, generator=generator, dtype=torch.float64)
-    scales = torch.randn(2, 2, generator=generator, dtype=torch.float64)
-    noise = _gamma(scales[:, 1], NOISE_PRIOR)
-    h, found = _evaluate(target, v, scales)
-    torch.testing.assert_close(found, target.log_likelihood(h, noise))
+    target = Collapsed(network(3, kernel, activation, output_bias=output_bias), X, Y)
+    v, shared = normal(generator, 2, 3, target.unit_numbers), normal(generator, 2, target.shared_numbers)
+    h, level = target.evaluate(v, shared)
+    noise = target.noise(shared)
     for i in range(2):
-        units = h[i, :, :3].numpy()
+        units = h[i].numpy()
         covariance = noise[i].item() ** 2 * np.eye(4) + 1.7**2 / 3 * units @ units.T + output_bias
-        assert found[i].item() == pytest.approx(
-            scipy.stats.multivariate_normal.logpdf(Y[:, 0], np.zeros(4), covariance)
-        )
+        expected = scipy.stats.multivariate_normal.logpdf(Y[:, 0], np.zeros(4), covariance)
+        assert level[i].item() == pytest.approx(expected)
 
 
-def test_numbers_are_quantiles_of_the_priors():
-    normal = torch.tensor([-1.3, 0.0, 0.8], dtype=torch.float64)
-    for prior in (LENGTHSCALE_PRIOR, NOISE_PRIOR):
-        expected = scipy.stats.gamma.ppf(scipy.stats.norm.cdf(normal), prior[0], scale=1 / prior[1])
-        np.testing.assert_allclose(_gamma(normal, prior), expected, rtol=1e-9)
-    target = Collapsed(network(1, "exponential"), X, Y)
-    weight, bias = target.units(torch.tensor([[[0.7, -0.4]]], dtype=torch.float64))
-    assert weight.item() == pytest.approx(scipy.stats.cauchy.ppf(scipy.stats.norm.cdf(0.7)))
-    assert bias.item() == pytest.approx(math.pi * (2 * scipy.stats.norm.cdf(-0.4) - 1))
+@pytest.mark.parametrize("published", [False, True])
+def test_particles_are_networks(published, generator):
+    """The log likelihood of a particle is that of the network with its parameters, before and after a unit is replaced."""
+    model = network(3, Matern(1.5), "triangle", Categorical(), output_bias=True)
+    if published:
+        model = SampledModel(model.layer, Categorical(), generator)
+    posterior = slice_sample(model, X, LABELS, Sampling(warmup=1, samples=2, chains=2, seed=3), sweeps=1)
+    drawn = posterior.outputs(X).flatten(0, 1)
+    target = Classes(model, X, LABELS)
+    v, shared = normal(generator, 5, 3, target.unit_numbers), normal(generator, 5, target.shared_numbers)
+    outputs, level = target.evaluate(v, shared)
+    moved = v.clone()
+    moved[:, 1] = normal(generator, 5, target.unit_numbers)
+    rest = target.without(outputs, v, shared, 1)
+    for found, expected in zip(
+        target.with_unit(rest, moved[:, 1], shared, 1), target.evaluate(moved, shared), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
+    logits = torch.log_softmax(drawn, -1)
+    assert drawn.shape == (4, 4, 2)
+    assert bool(torch.isfinite(logits).all())
+    assert level.shape == (5,)
+
+
+def test_a_drawn_network_has_the_outputs_of_its_particle(monkeypatch):
+    """The parameters that are handed out, in the model itself, give the outputs that the sampler worked with."""
+    kept = []
+    original = Classes.head
+    monkeypatch.setattr(Classes, "head", lambda *args: kept.append(args[1].outputs.clone()) or original(*args))
+    for kernel in ("rbf", "exponential"):
+        model = network(3, kernel, "sin", Categorical(), dim=1, output_bias=True)
+        posterior = slice_sample(model, X, LABELS, Sampling(warmup=2, samples=3, chains=2), sweeps=1)
+        torch.testing.assert_close(posterior.outputs(X).flatten(0, 1), kept[-1])
+
+
+@pytest.mark.parametrize("product", [False, True])
+def test_numbers_have_the_distributions_of_the_priors(product, generator):
+    """Kolmogorov–Smirnov tests at a level of one in ten thousand."""
+    count = 20_000
+    target = Collapsed(network(1, Matern(1.5, product=product), dim=2), torch.zeros(4, 2, dtype=torch.float64), Y)
+    weight, bias = target.weights(normal(generator, count, 1, target.unit_numbers))
+    shared = normal(generator, count, target.shared_numbers)
+    assert scipy.stats.kstest(bias[:, 0], scipy.stats.uniform(-math.pi, 2 * math.pi).cdf).pvalue > 1e-4
+    for column in weight[:, 0].T:
+        assert scipy.stats.kstest(column, scipy.stats.t(3).cdf).pvalue > 1e-4
+    # One scale for both, or one for each: the sizes of the coordinates then are dependent or not.
+    assert (abs(scipy.stats.spearmanr(*weight[:, 0].abs().T).statistic) > 0.1) is not product
+    for value, (shape, rate) in ((target.lengthscale(shared), LENGTHSCALE_PRIOR), (target.noise(shared), NOISE_PRIOR)):
+        assert scipy.stats.kstest(value, scipy.stats.gamma(shape, scale=1 / rate).cdf).pvalue > 1e-4
+    torch.testing.assert_close(from_squares(torch.tensor([[1.0, 2.0]]), (1.0, 2.5)), torch.tensor([1.0]))
+
+
+CURVE = torch.linspace(-1.5, 1.5, 8, dtype=torch.float64)[:, None]
 
 
 @pytest.mark.parametrize("activation", ["sin", "step"])
-def test_draws_are_those_of_the_posterior(activation):
-    """One unit: means of f and f² against a weighted sum over draws of the prior, within four standard errors of both."""
-    x = torch.linspace(-1.5, 1.5, 8, dtype=torch.float64)[:, None]
-    y = torch.tensor([0.9, -0.8, 0.1, -0.6, 0.7, 1.2, 0.2, 1.0], dtype=torch.float64)[:, None]
-    model, generator = network(1, "rbf", activation), torch.Generator().manual_seed(3)
-    target = Collapsed(model, x, y)
-    v = torch.randn(100_000, 1, 2, generator=generator, dtype=torch.float64)
-    scales = torch.randn(100_000, 2, generator=generator, dtype=torch.float64)
-    h, level = _evaluate(target, v, scales)
-    share = torch.softmax(level.nan_to_num(nan=-math.inf), 0)
-    factor, mean = target.posterior(h, _gamma(scales[:, 1], NOISE_PRIOR))
-    f = (h[..., 0] * mean).nan_to_num()
-    values = torch.stack([f, f.square() + (h[..., 0] / factor[:, 0]).square().nan_to_num()])
-    expected = torch.einsum("s,ksn->kn", share, values)
-    weighing = torch.einsum("s,ksn->kn", share.square(), (values - expected[:, None]).square()).sqrt()
-    posterior = slice_sample(model, x, y, Sampling(warmup=60, samples=200, chains=16, seed=1))
-    drawn = posterior.outputs(x)[..., 0]
-    diagnosis, flat = posterior.diagnose(x), drawn.flatten(0, 1)
-    assert diagnosis.r_hat < 1.03
-    found = torch.stack([flat, flat.square()])
+@pytest.mark.parametrize("likelihood", [Gaussian(0.3), Categorical()])
+def test_draws_are_those_of_the_posterior(activation, likelihood):
+    """One unit: means of what it says against a weighted sum over draws of the prior, within four standard errors of both."""
+    generator = torch.Generator().manual_seed(3)
+    values = torch.tensor([0.9, -0.8, 0.1, -0.6, 0.7, 1.2, 0.2, 1.0], dtype=torch.float64)
+    model = network(1, "rbf", activation, likelihood)
+    regression = isinstance(likelihood, Gaussian)
+    y = values[:, None] if regression else (values > 0.3).long()
+    target = (Collapsed if regression else Classes)(model, CURVE, y)
+    v, shared = normal(generator, 200_000, 1, target.unit_numbers), normal(generator, 200_000, target.shared_numbers)
+    outputs, level = target.evaluate(v, shared)
+    if regression:
+        factor, mean = target.posterior(outputs, target.noise(shared))
+        f, spread = (outputs[..., 0] * mean).nan_to_num(), (outputs[..., 0] / factor[:, 0]).nan_to_num()
+        said = torch.stack([f, f.square() + spread.square()])
+    else:
+        p = torch.softmax(outputs, -1)[..., 1]
+        said = torch.stack([p, p.square()])
+    share = torch.softmax(level, 0)
+    expected = torch.einsum("s,ksn->kn", share, said)
+    weighing = torch.einsum("s,ksn->kn", share.square(), (said - expected[:, None]).square()).sqrt()
+    posterior = slice_sample(model, CURVE, y, Sampling(warmup=20, samples=400, chains=8, seed=1))
+    drawn = posterior.outputs(CURVE)
+    drawn = (drawn[..., 0] if regression else torch.softmax(drawn, -1)[..., 1]).flatten(0, 1)
+    diagnosis = posterior.diagnose(CURVE)
+    assert diagnosis.r_hat < 1.02
+    found = torch.stack([drawn, drawn.square()])
     error = found.std(1) / math.sqrt(diagnosis.ess)
     assert ((found.mean(1) - expected).abs() / (error + weighing)).max() < 4
 
 
+def test_modes_that_lie_apart_get_their_shares():
+    """A likelihood that is high for two signs of one weight: chains would stay in the one where they begin."""
+    layer = StationaryLayer(
+        1, 1, kernel="rbf", activation="erf", generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    model = Model(layer, 2, Categorical(), amplitude=9.0, generator=torch.Generator().manual_seed(0))
+    x = torch.cat([torch.full((40, 1), -2.0), torch.full((40, 1), 2.0)]).double()
+    posterior = slice_sample(model, x, (x[:, 0] > 0).long(), Sampling(warmup=10, samples=300, chains=6, seed=2))
+    share = (posterior.samples["layer.weight"].flatten(1) > 0).double().mean(1)
+    assert bool(
+        ((share - 0.5).abs() < 0.15).all()
+    )  # 300 particles: a standard error of 0.03, and more after resampling
+
+
 def test_a_seed_gives_the_same_draws_and_other_networks_are_refused():
     short = Sampling(warmup=2, samples=3, chains=2)
-    one, two = (slice_sample(network(output_bias=True), X, Y, short, thin=2).samples for _ in range(2))
+    one, two = (slice_sample(network(output_bias=True), X, Y, short, sweeps=2).samples for _ in range(2))
     assert {n: tuple(v.shape) for n, v in one.items()} == {
         "layer.weight": (2, 3, 3, 1),
         "likelihood.log_noise": (2, 3),
@@ -88,6 +157,21 @@ def test_a_seed_gives_the_same_draws_and_other_networks_are_refused():
     }
     for name, value in one.items():
         torch.testing.assert_close(value, two[name], rtol=0, atol=0)
-    layer = StationaryLayer(1, 3, dtype=torch.float64)
-    with pytest.raises(ValueError, match="must be a network for regression of one target"):
-        slice_sample(Model(layer, 2, Categorical()), X, torch.tensor([0, 1, 0, 1]))
+    layer = StationaryLayer(1, 4, activation="paired", dtype=torch.float64)
+    with pytest.raises(ValueError, match="must be a network without an extractor and with one output for each unit"):
+        slice_sample(Model(layer, 2, Categorical()), X, LABELS)
+    with pytest.raises(ValueError, match="must have a spectrum with an integer 2ν, got ν = 0.7"):
+        slice_sample(network(kernel=Matern(0.7)), X, Y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("likelihood", [Gaussian(0.3), Categorical()])
+def test_a_graph_draws_from_the_same_posterior(likelihood):
+    """On a GPU sweeps are a recorded graph; means of the function agree with the processor's within their errors."""
+    y = Y if isinstance(likelihood, Gaussian) else LABELS
+    sampling = Sampling(warmup=30, samples=1000, chains=8)
+    here = slice_sample(network(2, likelihood=likelihood), X, y, sampling).outputs(X).flatten(0, 1)
+    model = network(2, likelihood=likelihood).to("cuda")
+    there = slice_sample(model, X.cuda(), y.cuda(), sampling).outputs(X.cuda()).flatten(0, 1).cpu()
+    error = torch.hypot(here.std(0), there.std(0)) / math.sqrt(len(here) / 4)
+    assert bool(((here.mean(0) - there.mean(0)).abs() < 4 * error).all())

@@ -1,31 +1,30 @@
 """The toy experiments at small sizes: rows, what they say, and figures from the rows alone."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from jax.flatten_util import ravel_pytree
 from scipy import stats
 
 from bochner.experiments import toys
+from bochner.experiments.catalogue import Request
 from bochner.experiments.rows import read_rows, write_rows
 from bochner.experiments.theory import NINE
 from bochner.experiments.toys import EXPERIMENTS, PAPER, PROCESSES, Config
 from bochner.likelihoods import Gaussian
-from bochner.posteriors import nuts, nuts_many
-from bochner.posteriors.samples import Sampled
+from bochner.posteriors import nuts
 from bochner.reports.figures import save_figure
 from bochner.reports.toys import DRAWN_FROM, FIGURES
 
 SMALL = Config(
-    warmup=4,
-    samples=8,
-    chains=2,
-    toy_chains=2,
+    populations=2,
+    particles=8,
     sweeps=1,
-    max_tree_depth=4,
-    units=4,
+    warmup=1,
+    units=3,
     widths=(2, 3),
     toy_units=3,
     grid=8,
@@ -50,26 +49,17 @@ def generated(monkeypatch):
     monkeypatch.setattr(toys, "_arrays", lambda name: crescents() if name == "banana" else load(name))
 
 
-def prior_draws(models, _x, _y, config):
-    """Stands in for the sampler, which takes half a minute to compile: draws from the prior."""
-    posteriors = []
-    for model in models:
-        flat = nuts.starting_points(model, config.chains * config.samples, config.seed)
-        samples = {n: torch.from_numpy(v).unflatten(0, (config.chains, config.samples)) for n, v in flat.items()}
-        posteriors.append(Sampled(model, samples, divergences=0, leapfrog_steps=0))
-    return posteriors, {"method": "nuts", "warmup": config.warmup, "samples": config.samples, "chains": config.chains}
-
-
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_makes_rows_and_figures_from_them_alone(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(toys, "_sample", prior_draws)
-    path = tmp_path / f"{name}.jsonl"
-    write_rows(path, EXPERIMENTS[name](SMALL))
+    monkeypatch.setattr(toys, "Config", lambda seed, protocol, *_, **__: replace(SMALL, seed=seed, protocol=protocol))
+    path, said = tmp_path / f"{name}.jsonl", []
+    request = Request(report=said.append)
+    toys.run(name, request, path)
     rows = read_rows(path)
-    assert len(rows) == ROWS[name]
-    for row in (r for r in rows if r["method"] in ("nuts", "slices")):
+    assert len(rows) == len(said) == ROWS[name]
+    for row in (r for r in rows if r["method"] == "slices"):
         assert np.isfinite([row["r_hat"], row["ess"], *row["mean"]]).all()
-        assert (row["warmup"], row["samples"], row["chains"]) == (4, 8, 2)
+        assert (row["populations"], row["particles"], row["sweeps"], row["warmup"]) == (2, 8, 1, 1)
     for figure in DRAWN_FROM[name]:
         save_figure(FIGURES[figure](rows), tmp_path / f"{figure}.svg")
         assert (tmp_path / f"{figure}.svg").stat().st_size < 1_000_000
@@ -77,16 +67,28 @@ def test_every_experiment_makes_rows_and_figures_from_them_alone(name, tmp_path,
     assert (tmp_path / "again.svg").read_bytes() == (tmp_path / f"{figure}.svg").read_bytes()
 
 
-def test_a_sampled_network_says_how_it_was_sampled():
+def test_an_interrupted_run_makes_what_is_missing_and_drops_rows_of_another_sampler(tmp_path, monkeypatch):
+    units = {("data", ""): lambda: {"method": "data"}, ("slices", "a"): lambda: {"method": "slices", "model": "a"}}
+    monkeypatch.setitem(EXPERIMENTS, "banana", lambda _: units)
+    path, said = tmp_path / "banana.jsonl", []
+    origin = {"experiment": "banana", "seed": 0, "protocol": "bochner"}
+    write_rows(path, [{**origin, "method": "data", "kept": True}, {**origin, "method": "nuts", "model": "a"}])
+    toys.run("banana", Request(report=said.append), path)
+    data, network = read_rows(path)
+    assert data["kept"]
+    assert (network["method"], network["model"]) == ("slices", "a")
+    assert said[0].startswith("[1/1] banana slices a")
+    toys.run("banana", Request(report=said.append), path)
+    assert "already" in said[1]
+    assert read_rows(path) == [data, network]
+
+
+def test_curves_are_those_of_f_and_of_y():
     x, y = toys._arrays("toy-1d")
-    models = [toys.make_network(("rbf", name), 1, 3, Gaussian(0.1), Config()) for name in ("sin", "local_rbf")]
-    posteriors, common = toys._sample(models, x, y[:, None], SMALL)
-    assert [posterior.model for posterior in posteriors] == models
-    sizes = {"warmup": 4, "samples": 8, "chains": 2, "max_tree_depth": 4, "networks": 2}
-    assert common.items() >= {"method": "nuts", **sizes}.items()
-    row = toys._diagnosis(posteriors[0], x)
-    assert 2 * 8 <= row["leapfrog_steps"] <= 2 * 8 * 15
-    curves = toys._curves(posteriors[0].predict(x), x)
+    model = toys.make_network(("rbf", "sin"), 1, 3, Gaussian(0.1), Config())
+    posterior, how = toys._sampled(model, x, y[:, None], SMALL)
+    assert how.items() >= {"method": "slices", "populations": 2, "particles": 8}.items()
+    curves = toys._curves(posterior.predict(x), x)
     assert all(a < b for a, b in zip(curves["std"], curves["std_y"], strict=True))
 
 
@@ -104,12 +106,7 @@ def test_published_banana_has_one_logit_with_a_bias_and_normal_output_weights():
     with jax.enable_x64(True):
         parameters = {n: jnp.asarray(p.detach().numpy()) for n, p in model.named_parameters()}
         sampled = nuts.log_joint(model, parameters, *nuts.as_arrays(model, x, y))
-        (state, sizes, unravel), index = nuts_many._start([model], 1, 0), 0
-        generate = nuts_many._potential([model], unravel, sizes, *nuts.as_arrays(model, x, y))
-        position = ravel_pytree({n: parameters[n] for n in nuts.parameter_names(model)})[0]
-        many = -generate(index)(position)
-    assert (state.shape, float(sampled)) == ((1, len(position)), pytest.approx(expected, rel=1e-12))
-    assert float(many) == pytest.approx(expected, rel=1e-12)
+    assert float(sampled) == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(torch.softmax(model(x), -1)[:, 1].detach(), torch.from_numpy(1 / (1 + np.exp(-logit))))
 
 
@@ -128,7 +125,7 @@ def test_the_square_is_drawn_row_after_row_from_the_bottom():
 
 def test_processes_return_to_the_prior_lose_their_variance_or_extrapolate():
     """The three behaviours of the paper's first figure, at infinite width and after a fit; nothing is sampled."""
-    rows = {row["model"]: row for row in toys.banana_processes(Config(gp_steps=50, grid=4, draws=200))}
+    rows = {name: toys._banana_process(name, Config(gp_steps=50, grid=4, draws=200)) for name in PROCESSES}
     assert list(rows) == list(PROCESSES)
     for name in ("rbf-sin", "matern32-sin"):
         assert rows[name]["far_confidence"] < 0.55
@@ -141,7 +138,7 @@ def test_processes_return_to_the_prior_lose_their_variance_or_extrapolate():
 
 def test_processes_of_the_regression_are_near_the_papers():
     """Our points only resemble the paper's, which it does not list: its nine means are met within 0.1 on average."""
-    rows = {row["prior"]: row for row in toys.toy_processes(Config(gp_steps=100))}
+    rows = {prior: toys._toy_process(prior, Config(gp_steps=100)) for prior in NINE}
     differences = [row["paper_difference"] for row in rows.values()]
     assert np.mean(differences) < 0.1
     for row in rows.values():

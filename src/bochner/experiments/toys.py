@@ -1,7 +1,8 @@
 """The paper's toy experiments: banana classification and one-dimensional regression, by networks and by Gaussian processes.
 
-Each experiment is a function of a frozen configuration that returns rows; ``EXPERIMENTS`` names them. Banana networks are sampled
-by NUTS as one vectorised run, on a GPU where JAX sees one; regression networks by elliptical slice sampling on the CPU.
+Each experiment is a function of a frozen configuration that returns units of work, which make a row each; ``EXPERIMENTS`` names
+them. Networks are sampled by annealed elliptical slices: step and local exponential units jump, which no gradient shows, and under
+heavy-tailed weights the chains of NUTS end in different modes.
 """
 
 import json
@@ -21,17 +22,19 @@ from torch import Tensor
 from bochner import datasets
 from bochner.experiments.catalogue import Request
 from bochner.experiments.published import SampledModel
-from bochner.experiments.rows import Row, make_once
+from bochner.experiments.rows import Row, provenance, read_rows, write_rows
 from bochner.experiments.theory import NINE, PERIODIC
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Categorical, Gaussian, Likelihood
 from bochner.models import Model
-from bochner.posteriors.samples import Sampling
+from bochner.posteriors.samples import Sampled, Sampling
 from bochner.predictive import CategoricalPredictive
 from bochner.priors import activations
 from bochner.priors.activations import Activation
 from bochner.priors.kernels import arccos1, matern_nn, rbf_nn
 from bochner.priors.spectra import RBF, Exponential, Matern, Spectrum
+
+Units = dict[tuple[str, str], Callable[[], Row]]  # what makes the row of each method and network or process
 
 # Means of the nine Gaussian processes in the paper's figure "regression", read from its source, which does not list the data.
 PAPER: dict[str, Any] = json.loads(
@@ -64,30 +67,28 @@ class Config:
         seed: Seed of every draw.
         protocol: "bochner", or "paper" for the networks of the published Julia code: one logit, an output bias, output weights
             N(0, 1).
-        warmup: Steps of adaptation of each chain; the paper ran 10,000 iterations in all.
-        samples: Draws of each chain after that.
-        chains: Chains for each network.
-        toy_chains: Chains for each regression network, where more chains cost little.
-        sweeps: Sweeps over all units for each draw of a regression network.
-        max_tree_depth: Largest depth of the trajectories of NUTS, which are 2**depth steps long.
+        device: Where networks are sampled.
+        populations: Populations of particles for each network.
+        particles: Particles of a population.
+        sweeps: Sweeps over all units for each step from the prior to the posterior.
+        warmup: Sweeps after the last step.
         units: Units of the banana networks.
         widths: Numbers of units in the width experiment.
         toy_units: Units of the regression networks.
         grid: Points along each side of the square on which banana is drawn.
         extent: Half the side of this square.
         gp_steps: Optimiser steps for the hyperparameters of the Gaussian processes.
-        draws: Number of draws, spread over the chains, that predictions on a grid are averaged over.
+        draws: Number of draws, spread over the populations, that predictions on a grid are averaged over.
         progress: Whether to show progress bars.
     """
 
     seed: int = 0
     protocol: str = "bochner"
-    warmup: int = 1000
-    samples: int = 1000
-    chains: int = 4
-    toy_chains: int = 16
-    sweeps: int = 3
-    max_tree_depth: int = 7
+    device: str = "cpu"
+    populations: int = 8
+    particles: int = 512
+    sweeps: int = 5
+    warmup: int = 100
     units: int = 30
     widths: tuple[int, ...] = (10, 20, 30)
     toy_units: int = 10
@@ -133,23 +134,23 @@ def _periodic(kernels: tuple[str, ...], units: int, config: Config) -> dict[str,
     }
 
 
-def _sample(models: list[Model], x: Tensor, y: Tensor, config: Config) -> tuple[list[Any], Row]:
-    """The posteriors by NUTS, and the entries about their common run for every row."""
-    from bochner.posteriors.nuts_many import sample_many
+def _sampled(model: Model, x: Tensor, y: Tensor, config: Config) -> tuple[Sampled, Row]:
+    """The posterior of a network, and the entries of its row that say how it was made."""
+    from bochner.posteriors.slices import slice_sample
 
     start = time.perf_counter()
-    names = ("warmup", "samples", "chains", "max_tree_depth", "seed", "progress")
-    posteriors = sample_many(models, x, y, Sampling(**{name: getattr(config, name) for name in names}))
-    seconds = round(time.perf_counter() - start, 1)
-    sizes: Row = {name: getattr(config, name) for name in names[:4]}
-    return posteriors, {"method": "nuts", **sizes, "networks": len(models), "run_seconds": seconds}
+    sampling = Sampling(config.warmup, config.particles, config.populations, seed=config.seed, progress=config.progress)
+    posterior = slice_sample(
+        model.to(config.device), x.to(config.device), y.to(config.device), sampling, sweeps=config.sweeps
+    )
+    sizes: Row = {name: getattr(config, name) for name in ("populations", "particles", "sweeps", "warmup")}
+    return posterior, {"method": "slices", **sizes, "run_seconds": round(time.perf_counter() - start, 1)}
 
 
-def _diagnosis(posterior: Any, x: Tensor) -> Row:
-    """Divergences, and the worst R-hat and effective sample size of the outputs at inputs."""
-    diagnosis = posterior.diagnose(x)
-    quality = {"r_hat": round(diagnosis.r_hat, 4), "ess": round(diagnosis.ess, 1)}
-    return {"divergences": diagnosis.divergences, **quality, "leapfrog_steps": posterior.leapfrog_steps}
+def _diagnosis(posterior: Sampled, x: Tensor) -> Row:
+    """The worst R-hat and effective sample size of the outputs at inputs, the populations taken as chains."""
+    diagnosis = posterior.diagnose(x.to(posterior.model.layer.weight))
+    return {"r_hat": round(diagnosis.r_hat, 4), "ess": round(diagnosis.ess, 1)}
 
 
 def _square(points: int, extent: float) -> Tensor:
@@ -169,7 +170,7 @@ def _prediction(predict: Callable[[Tensor], Any], x: Tensor, y: Tensor, config: 
     far: CategoricalPredictive = predict(_far_circle())
     grid: CategoricalPredictive = predict(_square(config.grid, config.extent))
     return {
-        "accuracy": round((predict(x).probabilities.argmax(-1) == y).double().mean().item(), 4),
+        "accuracy": round((predict(x).probabilities.argmax(-1).cpu() == y).double().mean().item(), 4),
         "far_probability": round(far.probabilities[:, 1].mean().item(), 4),
         "far_confidence": round(far.confidence.mean().item(), 4),
         "far_worst_confidence": round(far.confidence.max().item(), 4),
@@ -181,60 +182,67 @@ def _prediction(predict: Callable[[Tensor], Any], x: Tensor, y: Tensor, config: 
     }
 
 
-def _banana_rows(models: dict[str, Model], config: Config) -> list[Row]:
+def _data_row(name: str) -> Row:
+    x, y = _arrays(name)
+    return {"method": "data", "x": _round(x), "y": y.tolist() if y.dtype == torch.int64 else _round(y)}
+
+
+def _banana_network(name: str, model: Model, config: Config) -> Row:
+    """The row of a sampled network for classes.
+
+    R-hat and effective sample size are the worst of the class probabilities on a 13 × 13 grid over the data, and those that begin
+    with "far" the worst at 64 points on the circle of radius 10; the data end at 3.
+    """
     x, y = _arrays("banana")
-    posteriors, common = _sample(list(models.values()), x, y, config)
-    thin = max(1, config.chains * config.samples // config.draws)
-    rows: list[Row] = [{"method": "data", "x": _round(x), "y": y.tolist()}]
-    for (name, model), posterior in zip(models.items(), posteriors, strict=True):
-        prior = {"activation": model.layer.activation.name, "kernel": str(model.layer.spectrum)}
-        row = {"model": name, **prior, "units": model.layer.out_features, **common}
-        far = posterior.diagnose(_far_circle())
-        row |= _diagnosis(posterior, _square(13, 3.0))
-        row |= {"far_r_hat": round(far.r_hat, 4), "far_ess": round(far.ess, 1)}
-        rows.append(row | _prediction(partial(posterior.predict, thin=thin), x, y, config))
-    return rows
+    posterior, how = _sampled(model, x, y, config)
+    prior = {"activation": model.layer.activation.name, "kernel": str(model.layer.spectrum)}
+    row: Row = {"model": name, **prior, "units": model.layer.out_features, **how}
+    row |= _diagnosis(posterior, _square(13, 3.0))
+    row |= {f"far_{name}": value for name, value in _diagnosis(posterior, _far_circle()).items()}
+    thin = max(1, config.populations * config.particles // config.draws)
+
+    def predict(points: Tensor) -> Any:
+        return posterior.predict(points.to(config.device), thin=thin)
+
+    return row | _prediction(predict, x, y, config)
 
 
-def banana_networks(config: Config) -> list[Row]:
-    """Banana by NUTS under 15 priors, and a row of the data."""
-    models = _periodic(("exponential", "matern32", "rbf"), config.units, config)
-    models |= {n: make_network((RBF(), a), 2, config.units, Categorical(), config) for n, a in NOT_PERIODIC.items()}
-    return _banana_rows(models, config)
-
-
-def banana_processes(config: Config) -> list[Row]:
-    """Banana by six variational Gaussian processes, whose hyperparameters are fitted too."""
+def _banana_process(name: str, config: Config) -> Row:
+    """The row of a variational Gaussian process, whose hyperparameters are fitted too."""
     from bochner.posteriors.gp import GaussianProcessClassifier
 
     x, y = _arrays("banana")
-    rows = []
-    for name, kernel in PROCESSES.items():
-        start = time.perf_counter()
-        process = GaussianProcessClassifier(kernel, x, y, steps=config.gp_steps, seed=config.seed)
-        row = {"model": name, "method": "gp", "run_seconds": round(time.perf_counter() - start, 1)}
-        rows.append(row | _prediction(partial(process.predict, samples=2 * config.draws), x, y, config))
-    return rows
+    start = time.perf_counter()
+    process = GaussianProcessClassifier(PROCESSES[name], x, y, steps=config.gp_steps, seed=config.seed)
+    row = {"model": name, "method": "gp", "run_seconds": round(time.perf_counter() - start, 1)}
+    return row | _prediction(partial(process.predict, samples=2 * config.draws), x, y, config)
 
 
-def banana(config: Config) -> list[Row]:
-    """Banana by NUTS and by Gaussian processes (Figs. "teaser" and "comparisons_app_meanvar").
+def banana(config: Config) -> Units:
+    """Banana under 15 priors by networks, and by six Gaussian processes (Figs. "teaser" and "comparisons_app_meanvar").
 
-    R-hat and effective sample size are the worst of the class probabilities on a 13 × 13 grid over the data, and those that begin
-    with "far" the worst at 64 points on the circle of radius 10; the data end at 3. Both networks and processes are fitted to all
-    400 points.
+    Both networks and processes are fitted to all 400 points.
     """
-    return [*banana_networks(config), *banana_processes(config)]
+    models = _periodic(("exponential", "matern32", "rbf"), config.units, config)
+    models |= {n: make_network((RBF(), a), 2, config.units, Categorical(), config) for n, a in NOT_PERIODIC.items()}
+    units: Units = {("data", ""): lambda: _data_row("banana")}
+    units |= {("slices", name): partial(_banana_network, name, model, config) for name, model in models.items()}
+    return units | {("gp", name): partial(_banana_process, name, config) for name in PROCESSES}
 
 
-def banana_width(config: Config) -> list[Row]:
-    """Banana by NUTS for several numbers of units (Fig. "comparisons_app")."""
+def banana_width(config: Config) -> Units:
+    """Banana for several numbers of units (Fig. "comparisons_app")."""
     models = {
         f"{name}-{units}": model
         for units in config.widths
         for name, model in _periodic(("exponential", "rbf"), units, config).items()
     }
-    return [{k: v for k, v in row.items() if k != "variance"} for row in _banana_rows(models, config)]
+
+    def row_of(name: str) -> Row:
+        return {k: v for k, v in _banana_network(name, models[name], config).items() if k != "variance"}
+
+    units: Units = {("data", ""): lambda: _data_row("banana")}
+    return units | {("slices", name): partial(row_of, name) for name in models}
 
 
 def _pair(kernel: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -253,8 +261,8 @@ def _toy() -> tuple[Tensor, Tensor, Tensor]:
     return x, y[:, None], torch.linspace(*PAPER["grid"].values(), dtype=torch.float64)[:, None]
 
 
-def toy_processes(config: Config) -> list[Row]:
-    """Nine exact Gaussian processes, with hyperparameters that maximise the marginal likelihood.
+def _toy_process(prior: str, config: Config) -> Row:
+    """The row of an exact Gaussian process, with hyperparameters that maximise the marginal likelihood.
 
     ``paper_difference`` is the mean absolute difference from the paper's mean on its grid. The paper does not list its data: ours
     are similar but not the same.
@@ -262,50 +270,37 @@ def toy_processes(config: Config) -> list[Row]:
     from bochner.posteriors.gp import GaussianProcess
 
     x, y, grid = _toy()
-    rows = []
-    for prior, (kernel, *_) in NINE.items():
-        start = time.perf_counter()
-        process = GaussianProcess(_pair(kernel), x, y, noise=0.1).tune(steps=config.gp_steps)
-        row = {"prior": prior, "method": "gp", "run_seconds": round(time.perf_counter() - start, 1)}
-        row |= {name: round(value.item(), 5) for name, value in process.hyperparameters.items()}
-        with warnings.catch_warnings():
-            # Local kernels vanish at the ends of the grid, where a variance of zero may come out as -1e-17.
-            warnings.filterwarnings("ignore", message="Negative variance values")
-            prediction = process.predict(grid)
-        paper = torch.tensor(PAPER["mean"][prior], dtype=torch.float64)
-        row["paper_difference"] = round((prediction.mean[:, 0] - paper).abs().mean().item(), 4)
-        rows.append({**row, **_curves(prediction, grid), "paper": PAPER["mean"][prior]})
-    return rows
+    start = time.perf_counter()
+    process = GaussianProcess(_pair(NINE[prior][0]), x, y, noise=0.1).tune(steps=config.gp_steps)
+    row: Row = {"prior": prior, "method": "gp", "run_seconds": round(time.perf_counter() - start, 1)}
+    row |= {name: round(value.item(), 5) for name, value in process.hyperparameters.items()}
+    with warnings.catch_warnings():
+        # Local kernels vanish at the ends of the grid, where a variance of zero may come out as -1e-17.
+        warnings.filterwarnings("ignore", message="Negative variance values")
+        prediction = process.predict(grid)
+    paper = torch.tensor(PAPER["mean"][prior], dtype=torch.float64)
+    row["paper_difference"] = round((prediction.mean[:, 0] - paper).abs().mean().item(), 4)
+    return {**row, **_curves(prediction, grid), "paper": PAPER["mean"][prior]}
 
 
-def toy_networks(config: Config) -> list[Row]:
-    """Nine networks of a few units by elliptical slice sampling, and a row of the data.
-
-    The posterior has many modes, and step and local exponential units jump, which a gradient does not show: by NUTS the chains of
-    only two of the nine networks agreed.
-    """
-    from bochner.posteriors.slices import slice_sample
-
+def _toy_network(prior: str, config: Config) -> Row:
+    """The row of a network of a few units."""
     x, y, grid = _toy()
-    sampling = Sampling(config.warmup, config.samples, config.toy_chains, seed=config.seed, progress=config.progress)
-    rows: list[Row] = [{"method": "data", "x": _round(x), "y": _round(y)}]
-    for prior, (_, activation, spectrum) in NINE.items():
-        start = time.perf_counter()
-        model = make_network((spectrum or RBF(), activation), 1, config.toy_units, Gaussian(0.1), config)
-        posterior = slice_sample(model, x, y, sampling, thin=config.sweeps)
-        row: Row = {"prior": prior, "units": config.toy_units, "method": "slices", "sweeps": config.sweeps}
-        row |= {"warmup": config.warmup, "samples": config.samples, "chains": config.toy_chains}
-        row["run_seconds"] = round(time.perf_counter() - start, 1)
-        rows.append(row | _diagnosis(posterior, x) | _curves(posterior.predict(grid), grid))
-    return rows
+    _, activation, spectrum = NINE[prior]
+    model = make_network((spectrum or RBF(), activation), 1, config.toy_units, Gaussian(0.1), config)
+    posterior, how = _sampled(model, x, y, config)
+    row: Row = {"prior": prior, "units": config.toy_units, **how, **_diagnosis(posterior, x)}
+    return row | _curves(posterior.predict(grid.to(config.device)), grid)
 
 
-def toy_1d(config: Config) -> list[Row]:
-    """One-dimensional regression under nine priors, by samples and by Gaussian processes (Figs. "regression(-finite)")."""
-    return [*toy_networks(config), *toy_processes(config)]
+def toy_1d(config: Config) -> Units:
+    """One-dimensional regression under nine priors, by networks and by Gaussian processes (Figs. "regression(-finite)")."""
+    units: Units = {("data", ""): lambda: _data_row("toy-1d")}
+    units |= {("slices", prior): partial(_toy_network, prior, config) for prior in NINE}
+    return units | {("gp", prior): partial(_toy_process, prior, config) for prior in NINE}
 
 
-EXPERIMENTS: dict[str, Callable[[Config], list[Row]]] = {
+EXPERIMENTS: dict[str, Callable[[Config], Units]] = {
     "banana": banana,
     "banana-width": banana_width,
     "toy-1d": toy_1d,
@@ -318,16 +313,25 @@ def check(name: str, request: Request) -> None:  # noqa: ARG001
 
 
 def run(name: str, request: Request, path: Path) -> None:
-    """Makes the rows of an experiment, unless they are there. Those of "paper" have a file of their own."""
-    import jax
+    """Makes the rows that a file lacks, one after the other. Those of "paper" have a file of their own."""
+    config = Config(request.seed, request.protocol, request.device, progress=request.progress)
+    common: Row = {"experiment": name, "seed": request.seed, "protocol": request.protocol}
+    units = EXPERIMENTS[name](config)
+    rows = {_unit(row): row for row in read_rows(path) if all(row.get(k) == v for k, v in common.items())}
+    missing = [unit for unit in units if unit not in rows]
+    for number, unit in enumerate(missing, start=1):
+        start = time.perf_counter()
+        row = units[unit]()
+        # Gaussian processes always compute on the processor.
+        rows[unit] = {**common, **provenance(request.device if unit[0] == "slices" else "cpu"), **row}
+        write_rows(path, [rows[known] for known in units if known in rows])
+        quality = f"  R-hat {row['r_hat']:.3f}, ESS {row['ess']:.0f}" if "r_hat" in row else ""
+        seconds = time.perf_counter() - start
+        request.report(f"[{number}/{len(missing)}] {path.stem} {' '.join(unit)}  {seconds:.1f} s{quality}")
+    if not missing:
+        request.report(f"{path.stem:<20}  already   {path}")
 
-    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
-    config = Config(seed=request.seed, protocol=request.protocol, progress=request.progress)
-    make_once(
-        path,
-        {"experiment": name, "seed": request.seed, "protocol": request.protocol},
-        request.report,
-        lambda: EXPERIMENTS[name](config),
-        device,
-        jax=jax.__version__,
-    )
+
+def _unit(row: Row) -> tuple[str, str]:
+    """The unit of work that made a row: its method, and the name of its network or process."""
+    return row["method"], row.get("model", row.get("prior", ""))

@@ -1,86 +1,189 @@
-r"""Elliptical slice sampling for networks whose activation jumps, or whose posterior has many modes: no gradient is used.
+r"""Annealed elliptical slice sampling for small networks: no gradient is used, and chains cannot get stuck in one mode each.
 
-The prior of a unit is the unit cube pushed through the inverse CDF (``spectra.from_uniform``), so that $v = \Phi^{-1}(u)$ is
-standard normal; lengthscale and noise are Gamma quantiles of such numbers too. Given all of these the output weights are Gaussian,
-and they are integrated out:
+Every number of the prior is written as a function of standard normal numbers: a Student-t weight vector is a normal one over the
+root of a mean of $2\nu$ squares, a uniform phase is the angle of two, and a Gamma variable is a sum of squares. What is left is a
+standard normal prior times a likelihood $L$.
+
+Populations of particles start at the prior and go to the posterior through $L^t$, with $t$ from 0 to 1 (sequential Monte Carlo).
+Each time t grows so much that half of the particles' effective number is left; they are drawn again by their weights, each
+population on its own, and move by elliptical slices (Murray, Adams and MacKay, 2010), a unit at a time. Populations that agree in
+the end have found the same modes in the same shares.
+
+For regression the output weights are Gaussian given the rest, and are integrated out:
 
 $$ y \mid v \sim \mathrm{N}(0,\; s^2 I + \Phi P^{-1} \Phi^\top) $$
 
-with the units' outputs $\Phi$ and the prior precisions P. What is left is a standard normal prior times a likelihood, which
-elliptical slice sampling (Murray, Adams and MacKay, 2010) draws from, a unit at a time, for all chains at once. Output weights are
-drawn from their conditional at the end. This is exact: no step size, no acceptance rate, nothing to tune.
+with the units' outputs $\Phi$ and the prior precisions P; they are drawn from their conditional at the end.
 """
-# SciPy and parts of torch declare no types:
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# Parts of torch declare no types:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-import scipy.special
 import torch
-from rich.progress import track
+from rich.progress import Progress
 from torch import Tensor, nn
 
 from bochner.arguments import whole_number
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.samples import Sampled, Sampling
+from bochner.priors.spectra import Matern
 from bochner.training.checks import check_data
 
 LENGTHSCALE_PRIOR = (2.0, 0.5)  # shape and rate of its Gamma prior, as in ``layers``
 NOISE_PRIOR = (0.5, 1.0)  # shape and rate of its Gamma prior, as in ``likelihoods``
 TWO_PI = 2 * math.pi
+TRIES = 12  # points tried on an ellipse before a particle stays where it is; nearly all need fewer than six
+HALVINGS = 30  # of an interval in which the next t is looked for
+EFFECTIVE_SHARE = 0.5  # share of the particles' effective number that a step in t leaves
+
+Evaluated = tuple[Tensor, Tensor]  # outputs of particles at all rows, and their log likelihoods
 
 
-def _uniform(normal: Tensor) -> Tensor:
-    """The normal CDF, strictly inside (0, 1)."""
-    return torch.special.ndtr(normal).clamp(1e-16, 1 - 1e-16)
+def from_squares(normal: Tensor, prior: tuple[float, float]) -> Tensor:
+    """A Gamma variable of the shape k/2 from the k standard normal numbers in the last dimension."""
+    return (normal.square().sum(-1) / (2 * prior[1])).clamp(min=1e-12)
 
 
-def _gamma(normal: Tensor, prior: tuple[float, float]) -> Tensor:
-    """Quantiles of a Gamma distribution from standard normal numbers."""
-    shape, rate = prior
-    value = torch.from_numpy(scipy.special.gammaincinv(shape, _uniform(normal).numpy())) / rate
-    return value.clamp(min=1e-12)
-
-
-class Collapsed:
-    """A network given standard normal numbers: its units, and the likelihood with the output weights integrated out.
+class Target(ABC):
+    """A network as a function of standard normal numbers, for many particles at once.
 
     Args:
         model: The network.
         x: Training inputs, (n, d).
-        y: Training targets, (n, 1).
+        y: Training targets.
+
+    Attributes:
+        unit_numbers: Numbers of a unit.
+        shared_numbers: Numbers that all units share.
+        recordable: Whether a CUDA graph can record it; factorisations it cannot.
     """
 
+    recordable = False
+
     def __init__(self, model: Model, x: Tensor, y: Tensor) -> None:
-        self.model, self.layer, self.x, self.y = model, model.layer, x, y[:, 0]
-        self.inputs = self.layer.spectrum.uniforms(self.layer.in_features)
-        self.numbers = self.inputs + (self.layer.bias is not None)  # of a unit
+        self.model, self.layer, self.x, self.y = model, model.layer, x, y
+        self.dim = self.layer.in_features
+        self.squares = self._numbers_of_scales()
+        self.bias_numbers = (
+            {"uniform": 2, "normal": 1}[self.layer.activation.bias] if self.layer.bias is not None else 0
+        )
+        self.unit_numbers = self.dim + self.squares + self.bias_numbers
+        self.shared_numbers = int(2 * LENGTHSCALE_PRIOR[0])
         precisions = model.precisions()
-        prior = torch.full((self.layer.out_features,), precisions["output.weight"] / float(model.amplitude) ** 2)
-        self.prior = prior.double()
-        self.constant = None  # the feature of an output bias
-        if model.output.has_bias:
-            self.prior = torch.cat([self.prior, self.prior.new_tensor([precisions["output.bias"]])])
-            self.constant = torch.ones(1, len(x), 1, dtype=torch.float64)
+        self.weight_std = float(model.amplitude) / math.sqrt(precisions["output.weight"])
+        self.bias_std = 1 / math.sqrt(precisions["output.bias"]) if model.output.has_bias else 0.0
 
-    def units(self, v: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Weights (chains, units, d) and biases (chains, units) from numbers (chains, units, numbers)."""
-        flat = _uniform(v[..., : self.inputs]).flatten(0, 1)
-        weight = self.layer.spectrum.from_uniform(flat, self.layer.in_features).reshape(*v.shape[:2], -1)
-        if self.layer.bias is None:
+    def _numbers_of_scales(self) -> int:
+        """Normal numbers that a unit's scales of Student-t weights are made from; none for normal weights."""
+        spectrum = self.layer.spectrum
+        if not isinstance(spectrum, Matern):
+            return 0
+        if not float(2 * spectrum.nu).is_integer():
+            raise ValueError(f"The model parameter must have a spectrum with an integer 2ν, got ν = {spectrum.nu}.")
+        return int(2 * spectrum.nu) * (self.dim if spectrum.product else 1)
+
+    def weights(self, v: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Input weights (..., d) and biases (...) from the numbers of units (..., numbers)."""
+        weight, rest = v[..., : self.dim], v[..., self.dim :]
+        if self.squares:
+            spectrum = self.layer.spectrum
+            assert isinstance(spectrum, Matern)
+            squares = rest[..., : self.squares].square().unflatten(-1, (-1, int(2 * spectrum.nu)))
+            weight = weight * squares.mean(-1).rsqrt()
+        if not self.bias_numbers:
             return weight, None
-        last = v[..., -1]
-        return weight, last if self.layer.activation.bias == "normal" else math.pi * (2 * _uniform(last) - 1)
+        angle = rest[..., self.squares : self.squares + self.bias_numbers]
+        return weight, torch.atan2(angle[..., 0], angle[..., 1]) if self.bias_numbers == 2 else angle[..., 0]
 
-    def outputs(self, v: Tensor, lengthscale: Tensor) -> Tensor:
-        """Outputs of units at all rows, (chains, n, units), from their numbers and the chains' lengthscales."""
-        weight, bias = self.units(v)
-        z = self.x @ weight.mT / lengthscale[:, None, None]
+    def lengthscale(self, shared: Tensor) -> Tensor:
+        """Lengthscale of each particle."""
+        return from_squares(shared[:, : int(2 * LENGTHSCALE_PRIOR[0])], LENGTHSCALE_PRIOR)
+
+    def hidden(self, v: Tensor, shared: Tensor) -> Tensor:
+        """Outputs (particles, n, units) of units at all rows from their numbers (particles, units, numbers)."""
+        weight, bias = self.weights(v)
+        z = self.x @ weight.mT / self.lengthscale(shared)[:, None, None]
         return self.layer.activation(z if bias is None else z + bias[:, None])
+
+    @abstractmethod
+    def evaluate(self, v: Tensor, shared: Tensor) -> Evaluated:
+        """Outputs at all rows and log likelihoods."""
+
+    @abstractmethod
+    def without(self, outputs: Tensor, v: Tensor, shared: Tensor, unit: int) -> Tensor:
+        """What a unit's new numbers are combined with."""
+
+    @abstractmethod
+    def with_unit(self, rest: Tensor, own: Tensor, shared: Tensor, unit: int) -> Evaluated:
+        """Outputs and log likelihoods where one unit has the numbers ``own``, (particles, numbers)."""
+
+    @abstractmethod
+    def head(self, particles: "Particles", generator: torch.Generator) -> dict[str, Tensor]:
+        """Parameters of output layer and noise under the model's names, without the output weights' amplitude."""
+
+
+class Classes(Target):
+    """A classifier: a unit's output weights are among its numbers, and the state holds the logits."""
+
+    recordable = True
+
+    def __init__(self, model: Model, x: Tensor, y: Tensor) -> None:
+        super().__init__(model, x, y)
+        self.logits = len(model.output.weight)  # 1 where the other logit is zero
+        self.unit_numbers += self.logits
+        self.shared_numbers += self.logits * model.output.has_bias
+
+    def _level(self, f: Tensor) -> Evaluated:
+        if self.logits == 1:
+            value = nn.functional.logsigmoid(torch.where(self.y == 1, f[..., 0], -f[..., 0]))
+        else:
+            value = torch.log_softmax(f, -1).gather(-1, self.y.expand(len(f), -1)[..., None])[..., 0]
+        return f, value.sum(-1)
+
+    def evaluate(self, v: Tensor, shared: Tensor) -> Evaluated:
+        """Logits at all rows and log likelihoods."""
+        f = self.hidden(v, shared) @ (self.weight_std * v[..., -self.logits :])
+        return self._level(f + self.bias_std * shared[:, None, -self.logits :] if self.bias_std else f)
+
+    def without(self, outputs: Tensor, v: Tensor, shared: Tensor, unit: int) -> Tensor:
+        """The logits without the unit's share."""
+        return outputs - self._share(v[:, unit], shared)
+
+    def _share(self, own: Tensor, shared: Tensor) -> Tensor:
+        return self.hidden(own[:, None], shared) * (self.weight_std * own[:, None, -self.logits :])
+
+    def with_unit(self, rest: Tensor, own: Tensor, shared: Tensor, unit: int) -> Evaluated:  # noqa: ARG002
+        """Logits and log likelihoods where one unit has the numbers ``own``."""
+        return self._level(rest + self._share(own, shared))
+
+    def head(self, particles: "Particles", generator: torch.Generator) -> dict[str, Tensor]:  # noqa: ARG002
+        """Output weights, and biases where there are some."""
+        parameters = {"output.weight": self.weight_std * particles.v[..., -self.logits :].mT}
+        if self.bias_std:
+            parameters["output.bias"] = self.bias_std * particles.shared[:, -self.logits :]
+        return parameters
+
+
+class Collapsed(Target):
+    """A regression network with its output weights integrated out: the state holds the units' outputs."""
+
+    def __init__(self, model: Model, x: Tensor, y: Tensor) -> None:
+        super().__init__(model, x, y[:, 0])
+        self.shared_numbers += int(2 * NOISE_PRIOR[0])
+        self.prior = x.new_full((self.layer.out_features,), self.weight_std**-2)
+        self.constant = None  # the feature of an output bias
+        if self.bias_std:
+            self.prior = torch.cat([self.prior, x.new_tensor([self.bias_std**-2])])
+            self.constant = x.new_ones(1, len(x), 1)
+
+    def noise(self, shared: Tensor) -> Tensor:
+        """Noise of each particle."""
+        return from_squares(shared[:, -int(2 * NOISE_PRIOR[0]) :], NOISE_PRIOR)
 
     def posterior(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Cholesky factor of the output weights' precision, (c, K, K), and their mean, (c, K), given the units' outputs."""
@@ -92,142 +195,222 @@ class Collapsed:
         return factor, mean
 
     def log_likelihood(self, h: Tensor, noise: Tensor) -> Tensor:
-        """Log density of the targets, (chains,), the output weights integrated out."""
+        """Log density of the targets, (particles,), the output weights integrated out."""
         factor, mean = self.posterior(h, noise)
         half = (factor.mT @ mean[..., None])[..., 0]
         fit = half.square().sum(-1) - self.y.square().sum() / noise.square()
         scale = self.prior.log().sum() - 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return 0.5 * (fit + scale) - len(self.y) * (noise.log() + 0.5 * math.log(TWO_PI))
+        value = 0.5 * (fit + scale) - len(self.y) * (noise.log() + 0.5 * math.log(TWO_PI))
+        return value.nan_to_num(nan=-math.inf)
+
+    def evaluate(self, v: Tensor, shared: Tensor) -> Evaluated:
+        """Outputs of all units and log likelihoods."""
+        h = self.hidden(v, shared)
+        return h, self.log_likelihood(h, self.noise(shared))
+
+    def without(self, outputs: Tensor, v: Tensor, shared: Tensor, unit: int) -> Tensor:  # noqa: ARG002
+        """All units' outputs: ``with_unit`` replaces its own."""
+        return outputs
+
+    def with_unit(self, rest: Tensor, own: Tensor, shared: Tensor, unit: int) -> Evaluated:
+        """Outputs of all units and log likelihoods where one unit has the numbers ``own``."""
+        new = self.hidden(own[:, None], shared)
+        h = torch.cat([rest[..., :unit], new, rest[..., unit + 1 :]], -1)
+        return h, self.log_likelihood(h, self.noise(shared))
+
+    def head(self, particles: "Particles", generator: torch.Generator) -> dict[str, Tensor]:
+        """Noise, and output weights drawn from their conditional distribution."""
+        noise = self.noise(particles.shared)
+        factor, mean = self.posterior(particles.outputs, noise)
+        normal = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
+        drawn = mean + torch.linalg.solve_triangular(factor.mT, normal[..., None], upper=True)[..., 0]
+        width = self.layer.out_features
+        parameters = {"output.weight": drawn[:, None, :width], "likelihood.log_noise": noise.log()}
+        return parameters | {"output.bias": drawn[:, width:]} if self.bias_std else parameters
 
 
 @dataclass
-class _Chains:
-    """The state of all chains.
+class Particles:
+    """The state of all particles, population after population. Tensors are changed in place.
 
     Attributes:
-        v: Numbers of the units, (chains, units, numbers).
-        scales: Numbers of lengthscale and noise, (chains, 2).
-        h: Outputs of the units at all rows, (chains, n, units).
-        level: Log likelihood, (chains,).
+        v: Numbers of the units, (particles, units, numbers).
+        shared: Numbers that the units share, (particles, numbers).
+        outputs: What the target keeps at all rows.
+        level: Log likelihood, (particles,).
     """
 
     v: Tensor
-    scales: Tensor
-    h: Tensor
+    shared: Tensor
+    outputs: Tensor
     level: Tensor
 
-    @property
-    def lengthscale(self) -> Tensor:
-        """Lengthscale of each chain."""
-        return _gamma(self.scales[:, 0], LENGTHSCALE_PRIOR)
-
-    @property
-    def noise(self) -> Tensor:
-        """Noise of each chain."""
-        return _gamma(self.scales[:, 1], NOISE_PRIOR)
+    def choose(self, index: Tensor) -> None:
+        """Replaces every particle by the one with the given number."""
+        for name in fields(self):
+            value = getattr(self, name.name)
+            value.copy_(value[index])
 
 
-def slice_sample(model: Model, x: Tensor, y: Tensor, sampling: Sampling | None = None, *, thin: int = 1) -> Sampled:
-    """Posterior samples of weights, biases, lengthscale, noise and output weights of a network for regression.
+def slice_sample(model: Model, x: Tensor, y: Tensor, sampling: Sampling | None = None, *, sweeps: int = 5) -> Sampled:
+    """Posterior samples of weights, biases, lengthscale, noise and output weights of a network.
 
     Args:
-        model: A network in float64 with a Gaussian likelihood and one output, without an extractor; its amplitude stays as it is.
+        model: A network in float64 without an extractor, for classes or for regression of one target; its amplitude stays.
         x: Training inputs, (N, d).
-        y: Training targets, (N, 1).
-        sampling: How long, and how many chains; depth and acceptance do not concern this sampler.
-        thin: Sweeps over all units for each draw.
+        y: Training targets.
+        sampling: ``chains`` populations of ``samples`` particles; ``warmup`` sweeps over all units once t is 1. Depth and
+            acceptance do not concern this sampler.
+        sweeps: Sweeps over all units for each value of t below 1.
 
     Returns:
-        The draws; none is divergent.
+        The particles, a population as a chain; none is divergent.
     """
     check_data(model, x, y)
+    regression = isinstance(model.likelihood, Gaussian)
     simple = isinstance(model.extractor, nn.Identity) and model.layer.activation.outputs == 1
-    if not (isinstance(model.likelihood, Gaussian) and simple and y.shape[1] == 1):
-        raise ValueError("The model parameter must be a network for regression of one target, without an extractor.")
-    sampling, thin = sampling or Sampling(), whole_number("thin", thin)
-    target, generator = Collapsed(model, x.double(), y), torch.Generator().manual_seed(sampling.seed)
-    shape = (sampling.chains, len(model.layer.weight), target.numbers)
-    v = torch.randn(shape, generator=generator, dtype=torch.float64)
-    scales = torch.randn(sampling.chains, 2, generator=generator, dtype=torch.float64)
-    chains = _Chains(v, scales, *_evaluate(target, v, scales))
-    drawn: list[dict[str, Tensor]] = []
-    sweeps = range(-sampling.warmup * thin, sampling.samples * thin)
-    for sweep in track(sweeps, description="slices", disable=not sampling.progress):
-        _sweep(target, chains, generator)
-        if sweep >= 0 and sweep % thin == 0:
-            drawn.append(_parameters(target, chains, generator))
-    samples = {name: torch.stack([draw[name] for draw in drawn], 1) for name in drawn[0]}
+    if not simple or (regression and y.shape[1] != 1):
+        raise ValueError(
+            "The model parameter must be a network without an extractor and with one output for each unit, for classes or for "
+            "regression of one target."
+        )
+    sampling, sweeps = sampling or Sampling(), whole_number("sweeps", sweeps)
+    target = (Collapsed if regression else Classes)(model, x.double(), y)
+    sampler = _Sampler(target, sampling)
+    with Progress(disable=not sampling.progress, transient=True) as bar:
+        sampler.run(sweeps, bar)
+    parameters = _parameters(target, sampler.particles, sampler.generator)
+    shape = (sampling.chains, sampling.samples)
+    samples = {name: value.unflatten(0, shape) for name, value in parameters.items()}
     return Sampled(model, samples, divergences=0, leapfrog_steps=0)
 
 
-def _evaluate(target: Collapsed, v: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs of the units and log likelihood at given numbers."""
-    h = target.outputs(v, _gamma(scales[:, 0], LENGTHSCALE_PRIOR))
-    return h, target.log_likelihood(h, _gamma(scales[:, 1], NOISE_PRIOR))
-
-
-def _sweep(target: Collapsed, chains: _Chains, generator: torch.Generator) -> None:
-    """Moves every unit in turn, then lengthscale and noise."""
-    lengthscale, noise = chains.lengthscale, chains.noise
-    for unit in range(chains.v.shape[1]):
-
-        def propose(own: Tensor, at: Tensor, unit: int = unit) -> tuple[Tensor, Tensor]:
-            h = chains.h[at]  # a copy
-            h[..., unit : unit + 1] = target.outputs(own[:, None], lengthscale[at])
-            return h, target.log_likelihood(h, noise[at])
-
-        chains.v[:, unit] = _slice(chains, chains.v[:, unit], propose, generator)
-    chains.scales = _slice(chains, chains.scales, lambda own, at: _evaluate(target, chains.v[at], own), generator)
-
-
-def _slice(
-    chains: _Chains,
-    here: Tensor,
-    propose: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    generator: torch.Generator,
-) -> Tensor:
-    """One step of every chain along an ellipse through its place, (chains, numbers), and a draw from the prior.
+class _Sampler:
+    """Particles on their way from the prior to the posterior.
 
     Args:
-        chains: The chains; their outputs and log likelihoods are updated.
-        here: The numbers that move.
-        propose: Outputs of the units and log likelihood of some chains, given by their places, at other numbers.
-        generator: Source of randomness.
+        target: The network.
+        sampling: How many populations and particles, and how long they move at the end.
     """
-    count = len(here)
-    other = torch.randn(here.shape, generator=generator, dtype=torch.float64)
-    start = torch.rand(2, count, generator=generator, dtype=torch.float64)
-    floor, angle = chains.level + start[0].log(), TWO_PI * start[1]
-    low, high, place, left = angle - TWO_PI, angle.clone(), here.clone(), torch.arange(count)
-    while len(left):
-        turn = angle[left, None]
-        moved = here[left] * turn.cos() + other[left] * turn.sin()
-        h, level = propose(moved, left)
-        good = level > floor[left]
-        accepted = left[good]
-        place[accepted], chains.h[accepted], chains.level[accepted] = moved[good], h[good], level[good]
-        left = left[~good]
-        negative = angle[left] < 0
-        low[left] = torch.where(negative, angle[left], low[left])
-        high[left] = torch.where(negative, high[left], angle[left])
-        share = torch.rand(len(left), generator=generator, dtype=torch.float64)
-        angle[left] = low[left] + share * (high[left] - low[left])
-    return place
+
+    def __init__(self, target: Target, sampling: Sampling) -> None:
+        self.target, self.sampling, device = target, sampling, target.x.device
+        self.generator = torch.Generator(device).manual_seed(sampling.seed)
+        count, units = sampling.chains * sampling.samples, target.layer.out_features
+        v, shared = self._normal(count, units, target.unit_numbers), self._normal(count, target.shared_numbers)
+        self.particles = Particles(v, shared, *target.evaluate(v, shared))
+        self.temperature = torch.zeros((), dtype=torch.float64, device=device)
+        self.records = device.type == "cuda" and target.recordable
+        self.graph = self._captured() if self.records else None
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64, device=self.target.x.device)
+
+    def run(self, sweeps: int, bar: Progress) -> None:
+        """Goes from the prior to the posterior, ``sweeps`` sweeps at each step, and on for as long as is asked for."""
+        task = bar.add_task("annealing", total=1.0)
+        while (t := float(self.temperature)) < 1:
+            self.temperature.fill_(self._next(t))
+            self._draw_again(float(self.temperature) - t)
+            for _ in range(sweeps):
+                self.sweep()
+            bar.update(task, completed=float(self.temperature))
+        for _ in bar.track(range(self.sampling.warmup), description="slices"):
+            self.sweep()
+
+    def _next(self, t: float) -> float:
+        """The largest t up to 1 at which half of the effective number of particles is left, by bisection."""
+        low, high = t, 1.0
+        if self._effective_share(1 - t) >= EFFECTIVE_SHARE:
+            return 1.0
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self._effective_share(middle - t) >= EFFECTIVE_SHARE else (low, middle)
+        return high
+
+    def _effective_share(self, step: float) -> float:
+        """Effective share of the particles after a step in t, the mean over populations."""
+        weight = torch.softmax(step * self.particles.level.view(self.sampling.chains, -1), 1)
+        return float((1 / weight.square().sum(1)).mean()) / weight.shape[1]
+
+    def _draw_again(self, step: float) -> None:
+        """Draws each population anew by its weights, with systematic resampling."""
+        chains, samples = self.sampling.chains, self.sampling.samples
+        weight = torch.softmax(step * self.particles.level.view(chains, samples), 1)
+        start = torch.rand(chains, 1, generator=self.generator, dtype=torch.float64, device=weight.device)
+        places = (start + torch.arange(samples, device=weight.device)) / samples
+        chosen = torch.searchsorted(weight.cumsum(1).contiguous(), places).clamp(max=samples - 1)
+        first = samples * torch.arange(chains, device=weight.device)
+        self.particles.choose((chosen + first[:, None]).flatten())
+
+    def sweep(self) -> None:
+        """Moves every unit in turn, then what all share."""
+        if self.graph is None:
+            self._sweep()
+        else:
+            self.graph.replay()
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        """A sweep as a graph: its kernels are short, and starting them one by one takes longer than they do."""
+        kept = [getattr(self.particles, each.name).clone() for each in fields(self.particles)]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._sweep()  # libraries load what they cannot load while a graph is recorded
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        with torch.cuda.graph(graph):
+            self._sweep()
+        for each, value in zip(fields(self.particles), kept, strict=True):
+            getattr(self.particles, each.name).copy_(value)
+        return graph
+
+    def _sweep(self) -> None:
+        target, particles = self.target, self.particles
+        for unit in range(particles.v.shape[1]):
+            rest = target.without(particles.outputs, particles.v, particles.shared, unit)
+
+            def propose(own: Tensor, rest: Tensor = rest, unit: int = unit) -> Evaluated:
+                return target.with_unit(rest, own, particles.shared, unit)
+
+            self._slice(particles.v[:, unit], propose)
+        self._slice(particles.shared, lambda own: target.evaluate(particles.v, own))
+
+    def _slice(self, here: Tensor, propose: Callable[[Tensor], Evaluated]) -> None:
+        """Moves numbers (particles, numbers) in place, along an ellipse through where they are and a draw from the prior.
+
+        Args:
+            here: The numbers; outputs and log likelihoods of the particles are changed with them.
+            propose: Outputs and log likelihoods at other numbers.
+        """
+        particles, count = self.particles, len(here)
+        start, other = here.clone(), self._normal(*here.shape)
+        uniform = torch.rand(TRIES + 1, count, generator=self.generator, dtype=torch.float64, device=here.device)
+        floor = self.temperature * particles.level + uniform[0].log()
+        angle = TWO_PI * uniform[1]
+        low, high = angle - TWO_PI, angle
+        moving = torch.ones_like(floor, dtype=torch.bool)
+        for number in range(TRIES):
+            own = start * angle.cos()[:, None] + other * angle.sin()[:, None]
+            outputs, level = propose(own)
+            accepted = moving & (self.temperature * level > floor)
+            here.copy_(torch.where(accepted[:, None], own, here))
+            particles.outputs.copy_(torch.where(accepted[:, None, None], outputs, particles.outputs))
+            particles.level.copy_(torch.where(accepted, level, particles.level))
+            moving = moving & ~accepted
+            if number == TRIES - 1 or (not self.records and not bool(moving.any())):
+                break
+            low, high = torch.where(angle < 0, angle, low), torch.where(angle < 0, high, angle)
+            angle = low + uniform[number + 2] * (high - low)
 
 
-def _parameters(target: Collapsed, chains: _Chains, generator: torch.Generator) -> dict[str, Tensor]:
-    """The network's parameters in every chain, with output weights drawn from their conditional distribution."""
-    factor, mean = target.posterior(chains.h, chains.noise)
-    normal = torch.randn(mean.shape, generator=generator, dtype=torch.float64)
-    weights = mean + torch.linalg.solve_triangular(factor.mT, normal[..., None], upper=True)[..., 0]
-    weight, bias = target.units(chains.v)
-    amplitude, width = float(target.model.amplitude), target.layer.out_features
-    named = {"layer.weight": weight, "likelihood.log_noise": chains.noise.log()}
-    named["layer.log_lengthscale"] = chains.lengthscale.log()
+def _parameters(target: Target, particles: Particles, generator: torch.Generator) -> dict[str, Tensor]:
+    """The network's parameters under its names, of every particle."""
+    weight, bias = target.weights(particles.v)
+    named = {"layer.weight": weight, "layer.log_lengthscale": target.lengthscale(particles.shared).log()}
     if bias is not None:
-        uniform = target.layer.activation.bias == "uniform"
-        named["layer.bias"] = torch.logit((bias / math.pi + 1) / 2) if uniform else bias.clone()
-    named["output.weight"] = weights[:, None, :width] / amplitude
-    if target.model.output.has_bias:
-        named["output.bias"] = weights[:, width:]
+        named["layer.bias"] = torch.logit((bias / math.pi + 1) / 2) if target.bias_numbers == 2 else bias
+    named |= target.head(particles, generator)
+    named["output.weight"] = named["output.weight"] / float(target.model.amplitude)
     return named

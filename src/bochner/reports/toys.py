@@ -75,15 +75,15 @@ def _data(rows: list[Row]) -> Row:
 
 
 def teaser_figure(rows: list[Row]) -> Figure:
-    """Banana: Gaussian processes above, networks of finite width by NUTS below; each with its confidence far away."""
+    """Banana: Gaussian processes above, sampled networks of finite width below; each with its confidence far away."""
     figure = Figure(figsize=(12, 4.4), layout="constrained")
     panels = figure.subplots(2, len(TEASER_MODELS))
-    for line, (method, label) in enumerate((("gp", "infinite width"), ("nuts", "finite width"))):
+    for line, (method, label) in enumerate((("gp", "infinite width"), ("slices", "finite width"))):
         chosen = _choose(rows, method, TEASER_MODELS)
         for axes, (name, title) in zip(panels[line], TEASER_MODELS.items(), strict=True):
             _panel(axes, chosen[name], _data(rows))
             far = f"confidence at |x| = 10: {chosen[name]['far_confidence']:.2f}"
-            axes.set_xlabel(f"{far}\n{_convergence(chosen[name])}" if method == "nuts" else far, fontsize=7)
+            axes.set_xlabel(f"{far}\n{_convergence(chosen[name])}" if method == "slices" else far, fontsize=7)
             if line == 0:
                 axes.set_title(title, fontsize=9)
         panels[line, 0].set_ylabel(label)
@@ -93,7 +93,7 @@ def teaser_figure(rows: list[Row]) -> Figure:
 def mean_variance_figure(rows: list[Row]) -> Figure:
     """Mean and variance of the class probability: a line for each periodic activation, and one for the others."""
     lines = [[f"{kernel}-{name}" for kernel in KERNELS] for name in TITLES] + [list(OTHERS)]
-    chosen = _choose(rows, "nuts", [name for line in lines for name in line])
+    chosen = _choose(rows, "slices", [name for line in lines for name in line])
     figure = Figure(figsize=(12, 10), layout="constrained")
     panels = figure.subplots(len(TITLES) + 1, 6)
     for line, names in enumerate(lines):
@@ -113,10 +113,10 @@ def mean_variance_figure(rows: list[Row]) -> Figure:
 
 def width_figure(rows: list[Row]) -> Figure:
     """Banana for several numbers of units, under the exponential and the RBF kernel."""
-    widths = sorted({row["units"] for row in rows if row["method"] == "nuts"})
+    widths = sorted({row["units"] for row in rows if row["method"] == "slices"})
     columns = [(kernel, units) for kernel in ("exponential", "rbf") for units in widths]
     names = [f"{kernel}-{name}-{units}" for name in TITLES for kernel, units in columns]
-    chosen = _choose(rows, "nuts", names or ["any width"])
+    chosen = _choose(rows, "slices", names or ["any width"])
     figure = Figure(figsize=(4 * len(widths), 8), layout="constrained")
     panels = figure.subplots(len(TITLES), len(columns))
     for line, (name, title) in enumerate(TITLES.items()):

@@ -16,9 +16,9 @@ from bochner.members.heads import as_targets, fit_and_slopes
 from bochner.members.member import Inputs
 
 STRIP_COLUMNS = 128  # columns of a Gram matrix that are computed at a time: only those on and below the diagonal are
-FIRST_FACTOR = np.uint64(
-    0xBF58476D1CE4E5B9
-)  # the two odd factors of splitmix64, which spread bits over the whole number
+GPU_CHUNK_ROWS = 131_072  # rows whose features a GPU computes at a time: products of fewer rows leave it idle
+# The two odd factors of splitmix64, which spread bits over the whole number.
+FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
 SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
 COLUMN_STEP = np.uint64(0x9E3779B97F4A7C15)  # difference of what two columns are shifted by
 
@@ -117,7 +117,7 @@ def add_sums(mixtures: list[Any], sums: list[list[list[Tensor]]], x: Tensor, y: 
     columns = y.reshape(len(y), -1).T
     for number, (mixture, members) in enumerate(zip(mixtures, sums, strict=True)):
         targets = [_targets_of(mixture, member, columns[number], x) for member in mixture.members]
-        for rows in _pieces(len(x)):
+        for rows in _pieces(len(x), x.is_cuda):
             inputs = Inputs(x[rows], mixture.extractors)
             for member, target, total in zip(mixture.members, targets, members, strict=True):
                 phi = member.head.features(inputs.of(member.network))
@@ -127,8 +127,9 @@ def add_sums(mixtures: list[Any], sums: list[list[list[Tensor]]], x: Tensor, y: 
                     _add_classes(total, phi, target[rows], weight[rows], member.head.weights)
 
 
-def _pieces(rows: int) -> Iterator[slice]:
-    return (slice(start, start + FEATURE_CHUNK_ROWS) for start in range(0, rows, FEATURE_CHUNK_ROWS))
+def _pieces(rows: int, on_gpu: bool) -> Iterator[slice]:
+    size = GPU_CHUNK_ROWS if on_gpu else FEATURE_CHUNK_ROWS
+    return (slice(start, start + size) for start in range(0, rows, size))
 
 
 def _targets_of(mixture: Any, member: Any, y: np.ndarray, like: Tensor) -> Tensor:
