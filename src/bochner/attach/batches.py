@@ -14,7 +14,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from bochner.arguments import described
-from bochner.training.loaders import Inputs, first_batch, split_batch, targets_of, workers
+from bochner.training.batches import Inputs, first_batch, split_batch, targets_of, workers
 
 # Numbers of a row that its key is computed from; the key decides whether the row is in the sample.
 MAX_KEY_NUMBERS = 4096

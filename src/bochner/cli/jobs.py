@@ -15,7 +15,7 @@ from bochner.cli.output import note
 from bochner.cli.process import keep
 from bochner.estimators.evaluation import Forecast, forecast, forecast_metrics
 from bochner.files import write_text
-from bochner.storage import load, save
+from bochner.storage.models import load, save
 from bochner.tables import fitting
 from bochner.tables.cells import as_text
 from bochner.tables.errors import listed

@@ -152,13 +152,10 @@ def fit(
     from bochner.estimators import Settings
     from bochner.streaming.engines import check_engine
     from bochner.streaming.tables import TableSampler
-    from bochner.tables.estimators import TableRegressor
     from bochner.tables.fitting import read_training
     from bochner.tables.reading import open_table
 
-    options: Any = {"kernel": _names(kernel), "hidden_layer_sizes": _widths(hidden), "false_alarm": false_alarm}
-    options |= {"device": device, "random_state": seed, "verbose": True}
-    TableRegressor(**options).check_parameters()
+    options = _checked_options(kernel, hidden, false_alarm=false_alarm, device=device, random_state=seed)
     check_engine(engine)
     note(f"reading {table}")
     drops = _drop_names(drop or [], open_table(table).names)
@@ -166,13 +163,28 @@ def fit(
     rows = read_training(table, target, drops, task, skip_bad_rows, sampler)
     read = time.perf_counter() - began
     done = fit_file(files, rows, share=test, drop=drops, deadline=began + seconds, engine=engine, **options)
-    if report is None and time.perf_counter() - began > NOTABLE_OVERRUN * seconds:
+    if report is None:
+        _note_overrun(time.perf_counter() - began, seconds, read)
+    elif report not in done.written:
+        note("no report: no held-out row is of a class that was learned")
+    _tell_json(done) if as_json else _tell(done)
+
+
+def _checked_options(kernel: str, hidden: str, **options: Any) -> dict[str, Any]:
+    """Parameters of the estimator, after a check that needs no table."""
+    from bochner.tables.estimators import TableRegressor
+
+    options |= {"kernel": _names(kernel), "hidden_layer_sizes": _widths(hidden), "verbose": True}
+    TableRegressor(**options).check_parameters()
+    return options
+
+
+def _note_overrun(took: float, seconds: float, read: float) -> None:
+    """Says why a budget was not kept: times in seconds, of the whole command, allowed, and of the command up to the fit."""
+    if took > NOTABLE_OVERRUN * seconds:
         note(
             f"{seconds:g} s were too few: to start and read the table took {read:.1f} s, and then came the shortest fit"
         )
-    if report is not None and report not in done.written:
-        note("no report: no held-out row is of a class that was learned")
-    _tell_json(done) if as_json else _tell(done)
 
 
 def _check_fit(files: Files, task: str, test: float) -> None:

@@ -76,8 +76,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             return [fit_classes(part.x, target, part.weight, len(classes), task)]
 
         training, mixtures = self._fit_mixtures(training, fit, training.y)
-        self._remember(training, mixtures)
-        self.classes_ = classes
+        self._remember(training, mixtures, classes_=classes)
         return training
 
     def partial_fit(

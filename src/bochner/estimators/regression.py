@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bochner.estimators.base import Training
 from bochner.estimators.mixture import NormalMixture, stacking_weights
 from bochner.estimators.spread import Spread, learn_spread
-from bochner.estimators.targets import TargetMap, possible_maps
+from bochner.estimators.targets import TargetMap, as_tensor, possible_maps
 from bochner.members.extractors import Extractors, train_extractors
 from bochner.members.features import KernelFeatures
 from bochner.members.heads import GaussianHead, sums_of
@@ -141,6 +142,13 @@ class FitRows:
     def rows(self, target_map: TargetMap) -> TrainingRows:
         """All rows with their targets on a mapped scale."""
         return TrainingRows(self.x, target_map.forward(self.y)[:, None], self.weight)
+
+
+def fit_targets(training: Training, task: Task) -> list[RegressionMixture]:
+    """A mixture for each target of the training data."""
+    x, weight = training.x, training.weight
+    targets = training.y.reshape(len(training.y), -1).T
+    return [fit_regression(x, as_tensor(target, x), weight, task) for target in targets]
 
 
 def fit_regression(x: Tensor, y: Tensor, weight: Tensor, task: Task) -> RegressionMixture:

@@ -23,11 +23,10 @@ from bochner.estimators.checks import (
 )
 from bochner.estimators.columns import MAX_VALUE
 from bochner.estimators.mixture import NormalMixture
-from bochner.estimators.regression import RegressionMixture, fit_regression, mapped_mean
+from bochner.estimators.regression import RegressionMixture, fit_targets, mapped_mean
 from bochner.estimators.targets import as_tensor
 from bochner.members.features import FEATURE_CHUNK_ROWS
 from bochner.members.member import Inputs, Member
-from bochner.members.settings import Task
 
 ROOT_JITTER = 1e-9  # of the mean variance: keeps covariances of many rows positive definite
 
@@ -61,6 +60,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
     prior_std_: Any
     noise_: Any
     log_marginal_likelihood_: float
+    _one_target: bool
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -110,16 +110,8 @@ class StationaryRegressor(RegressorMixin, Stationary):
                     f"The y parameter must hold at least two different values{which}, got {target[0]:g} only."
                 )
 
-        def fit(part: Training, task: Task) -> list[RegressionMixture]:
-            targets = part.y.reshape(len(part.y), -1).T
-            return [fit_regression(part.x, as_tensor(target, part.x), part.weight, task) for target in targets]
-
-        training, mixtures = self._fit_mixtures(training, fit)
-        one_target = y.ndim == 1
-        description = _description(mixtures, one_target, training.x.device)
-        self._remember(training, mixtures)
-        self._one_target = one_target
-        vars(self).update(description)
+        training, mixtures = self._fit_mixtures(training, fit_targets)
+        self._remember(training, mixtures, _one_target=y.ndim == 1)
         return training
 
     def _target_numbers(self, y: Any) -> np.ndarray:
@@ -133,7 +125,13 @@ class StationaryRegressor(RegressorMixin, Stationary):
 
     def _describe(self) -> None:
         """Sets the fitted attributes that follow from the mixtures."""
-        vars(self).update(_description(self.mixtures_, self._one_target, torch.device(self._device())))
+        device = torch.device(self._device())
+        stds = [float(mixture.prior(device).moments()[1]) for mixture in self.mixtures_]
+        noises = [_noise(mixture) for mixture in self.mixtures_]
+        self.prior_std_ = stds[0] if self._one_target else np.array(stds)
+        self.noise_ = noises[0] if self._one_target else np.array(noises)
+        evidences = [_heaviest_on_columns(mixture).head.log_evidence for mixture in self.mixtures_]
+        self.log_marginal_likelihood_ = float(sum(evidences))
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None, *, forgetting_factor: float = 1.0) -> Self:
         """Takes in more rows. The first call is ``fit``; later ones keep its columns, hyperparameters, networks and weights.
@@ -226,18 +224,6 @@ class StationaryRegressor(RegressorMixin, Stationary):
         draws = torch.stack([_sample(mixture, x, int(n_samples), generator) for mixture in self.mixtures_], -1)
         samples = draws.cpu().numpy()
         return samples[..., 0] if self._one_target else samples
-
-
-def _description(mixtures: list[RegressionMixture], one_target: bool, device: torch.device) -> dict[str, Any]:
-    """Fitted attributes that follow from the mixtures: a number for a single target, else one for each target."""
-    stds = [float(mixture.prior(device).moments()[1]) for mixture in mixtures]
-    noises = [_noise(mixture) for mixture in mixtures]
-    evidences = [_heaviest_on_columns(mixture).head.log_evidence for mixture in mixtures]
-    return {
-        "prior_std_": stds[0] if one_target else np.array(stds),
-        "noise_": noises[0] if one_target else np.array(noises),
-        "log_marginal_likelihood_": float(sum(evidences)),
-    }
 
 
 def _noise(mixture: RegressionMixture) -> float:

@@ -24,8 +24,8 @@ from bochner.arguments import dense_tensor, finite_tensor, generator_device, pos
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.predictive import GaussianPredictive
+from bochner.training.batches import Batches, TensorOrLoader, over_batches
 from bochner.training.checks import check_data, check_model
-from bochner.training.loaders import Batches, TensorOrLoader, over_batches
 
 CHUNK = 16_384  # rows of a tensor that are processed at a time
 TUNING_RATE = 0.05  # learning rate of Adam on the logarithms of lengthscale, noise and amplitude

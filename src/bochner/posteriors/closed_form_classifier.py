@@ -16,8 +16,8 @@ from bochner.likelihoods import Categorical
 from bochner.models import Model
 from bochner.posteriors.closed_form import CHUNK, cholesky, features, prior_precision
 from bochner.predictive import CategoricalPredictive, Predictive
+from bochner.training.batches import Batches, TensorOrLoader, over_batches
 from bochner.training.checks import check_model
-from bochner.training.loaders import Batches, TensorOrLoader, over_batches
 
 KEPT = 2**26  # largest count of float64 features that are kept in memory: half a GiB
 

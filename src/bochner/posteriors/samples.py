@@ -13,7 +13,7 @@ from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.mixture import EXCHANGED, drawn_outputs, mixture
 from bochner.predictive import Predictive
-from bochner.training.loaders import as_model_takes
+from bochner.training.batches import as_model_takes
 
 
 @dataclass(frozen=True)

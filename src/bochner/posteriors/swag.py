@@ -28,8 +28,8 @@ from bochner.posteriors.closed_form_classifier import seed_of
 from bochner.posteriors.learning_rate import DivergedError
 from bochner.posteriors.mixture import BATCH_NORMS, EXCHANGED, Parameters, drawn_outputs, mixture
 from bochner.predictive import Predictive
+from bochner.training.batches import Batches, TensorOrLoader, over_batches, workers
 from bochner.training.checks import as_list
-from bochner.training.loaders import Batches, TensorOrLoader, over_batches, workers
 from bochner.training.map import Recipe, fit_map, sgd
 
 

@@ -7,17 +7,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.estimators.classification import ClassMixture
+from bochner.estimators.classifier import StationaryClassifier
 from bochner.estimators.columns import MAX_INPUT, Column, Columns
 from bochner.estimators.novelty import Novelty
 from bochner.estimators.regression import RegressionMixture
+from bochner.estimators.regressor import StationaryRegressor
 from bochner.estimators.spread import Spread
 from bochner.estimators.targets import TargetMap
 from bochner.members.extractors import Extractors, make_extractor, scaled
 from bochner.members.features import KernelFeatures
 from bochner.members.heads import GaussianHead, SoftmaxHead
 from bochner.members.member import Inputs, Member
+from bochner.members.settings import Settings
 from bochner.networks import Intervals
 from bochner.posteriors.closed_form import Statistics
 from bochner.priors.spectra import RBF, Exponential, Matern, Spectrum

@@ -22,9 +22,8 @@ from bochner.errors import one_of
 from bochner.layers import StationaryLayer
 from bochner.models import Model
 from bochner.networks import seeded_dropout
-from bochner.training.batches import LoadedBatches, Minibatches
+from bochner.training.batches import Batches, LoadedBatches, Minibatches, TensorOrLoader, workers
 from bochner.training.checks import as_list
-from bochner.training.loaders import Batches, TensorOrLoader, workers
 from bochner.training.optimizers import adam, sgd
 from bochner.training.stack import Stack
 from bochner.training.threads import one_thread

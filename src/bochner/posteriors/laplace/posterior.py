@@ -22,8 +22,8 @@ from bochner.posteriors.laplace.taps import Listener, Tap, likelihood_root, taps
 from bochner.posteriors.laplace.tuning import CHUNK_ROWS, MULTIPLIERS, tune_by_evidence, tune_by_rows
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.predictive import GaussianPredictive, Predictive
+from bochner.training.batches import Batches, TensorOrLoader, over_batches
 from bochner.training.checks import as_stack, check_data
-from bochner.training.loaders import Batches, TensorOrLoader, over_batches
 
 STRUCTURES: dict[str, type[Curvature]] = {
     "kfac": Kron,
