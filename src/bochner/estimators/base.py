@@ -350,10 +350,12 @@ def merge_equal_rows(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[
     The kinds come in an order that depends on their values alone. So a fit depends neither on the order of rows nor on whether a
     row is repeated or has more weight, and no row judges a member that has learnt from an equal row.
     """
-    both = np.ascontiguousarray(np.column_stack([x, y.reshape(len(y), -1)]).astype(np.float64) + 0.0)  # −0 becomes 0
-    both[np.isnan(both)] = np.nan  # the same bits for every NaN
-    keys = both.view(np.dtype((np.void, both.dtype.itemsize * both.shape[1])))[:, 0]
+    entries = np.ascontiguousarray(np.column_stack([x, y.reshape(len(y), -1)]).astype(np.float64) + 0.0)  # −0 becomes 0
+    entries[np.isnan(entries)] = np.nan  # the same bits for every NaN
+    keys = entries.view(np.dtype((np.void, entries.dtype.itemsize * entries.shape[1])))[:, 0]
     _, first, number = np.unique(keys, return_index=True, return_inverse=True)
     # Sorted by the first columns and then the target, so that the order does not depend on units.
-    order = np.lexsort([both[first, -1], *(both[first, column] for column in reversed(range(min(3, x.shape[1]))))])
+    order = np.lexsort(
+        [entries[first, -1], *(entries[first, column] for column in reversed(range(min(3, x.shape[1]))))]
+    )
     return first[order], np.bincount(number.ravel(), weight)[order]

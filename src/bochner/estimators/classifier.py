@@ -61,10 +61,10 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         labels = self._labels(y, warn=True)
         with named_errors("y"):
             check_classification_targets(labels)
-        everything = np.unique(labels)
-        training = self._training(X, np.searchsorted(everything, labels), sample_weight)
-        there, numbers = np.unique(training.y, return_inverse=True)  # a weight of 0 may leave a class out
-        classes = everything[there]
+        all_labels = np.unique(labels)
+        training = self._training(X, np.searchsorted(all_labels, labels), sample_weight)
+        present, numbers = np.unique(training.y, return_inverse=True)  # a weight of 0 may leave a class out
+        classes = all_labels[present]
         if len(classes) < 2:
             raise ValueError(
                 f"The y parameter must hold at least two classes, got one class only: {str(classes[0])!r}."
@@ -95,8 +95,8 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             forgetting_factor: What every earlier row counts from now on, beside 1 for a new one; below 1 for data that drift.
         """
         if classes is not None:
-            there = self.classes_ if hasattr(self, "classes_") else np.unique(self._labels(y))
-            if lacking := [label for label in as_numpy(classes) if label not in there]:
+            learnt = self.classes_ if hasattr(self, "classes_") else np.unique(self._labels(y))
+            if lacking := [label for label in as_numpy(classes) if label not in learnt]:
                 raise ValueError(f"The first y must hold a row of every class, and lacks {str(lacking[0])!r}.")
         if not hasattr(self, "mixtures_"):
             return self.fit(X, y, sample_weight)

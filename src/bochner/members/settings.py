@@ -83,18 +83,18 @@ class Settings:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if name in REAL_SETTINGS:
-                least = 0 if name == "member_floor" else 1e-300
+                minimum = 0 if name == "member_floor" else 1e-300
                 if (
                     not isinstance(value, int | float | np.number)
                     or isinstance(value, bool)
-                    or not least <= value < 1e300
+                    or not minimum <= value < 1e300
                 ):
                     raise ValueError(f"The {name} of Settings must be a positive number, got {value!r} instead.")
             else:
-                least = 2 if name in ("folds", "folds_large") else 0 if name in COUNTS_FROM_ZERO else 1
-                if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+                minimum = 2 if name in ("folds", "folds_large") else 0 if name in COUNTS_FROM_ZERO else 1
+                if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
                     raise ValueError(
-                        f"The {name} of Settings must be an integer of at least {least}, got {value!r} instead."
+                        f"The {name} of Settings must be an integer of at least {minimum}, got {value!r} instead."
                     )
 
     def folds_for(self, rows: int) -> int:
