@@ -215,34 +215,9 @@ class Stationary(BaseEstimator):
         """Fits, and returns the rows that the mixtures were fitted to."""
         raise NotImplementedError
 
-    def _training(self, X: Any, y: np.ndarray, sample_weight: Any) -> Training:
-        """Training data from a table and a checked target; nothing is stored in the estimator."""
-        began = time.perf_counter()
-        with named_errors("X"):
-            table = _checked_table(self, X)
-        check_same_rows(len(table), len(y))
-        if len(table) < 2:
-            raise ValueError(f"At least 2 rows of X are needed, got n_samples = {len(table)}.")
-        names = None
-        if isinstance(X, pd.DataFrame) and all(isinstance(name, str) for name in X.columns):
-            names = np.array(X.columns, dtype=object)
-        weight = check_row_weights(sample_weight, len(y))
-        positive = weight > 0
-        if positive.sum() < 2:
-            raise ValueError(
-                f"The sample_weight parameter must be positive for at least 2 rows, got {int(positive.sum())}."
-            )
-        with named_errors("X"):
-            first, weight = merge_equal_rows(as_codes(table[positive]), y[positive], weight[positive])
-            table, y = _take(table, np.nonzero(positive)[0][first]), y[positive][first]
-            columns = Columns.learn(table, weight, (self.settings or Settings()).unseen_rows)
-            inputs = columns.transform(table)
-        x, counts = (torch.from_numpy(values).to(self._device()) for values in (inputs, weight))
-        return Training(columns, x, y, counts, names, table.shape[1], began)
-
     def _remember(self, training: Training, mixtures: list[Any], **attributes: Any) -> None:
         """Stores what a fit has learnt, once it has succeeded; nothing stays of an earlier fit."""
-        novelty = self._novelty(training, mixtures)
+        novelty = _novelty_of(training, mixtures, self.false_alarm)
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("_")]:
             delattr(self, name)
         self.columns_, self.n_features_in_, self.mixtures_ = training.columns, training.features, mixtures
@@ -252,14 +227,9 @@ class Stationary(BaseEstimator):
         vars(self).update(attributes)
         self._describe()
 
-    def _novelty(self, training: Training, mixtures: list[Any]) -> tuple[Novelty, float]:
-        """The score for strange rows and its threshold. All mixtures have the same plan, so the same rows judged them."""
-        left = np.mean([mixture.judged_left for mixture in mixtures], axis=0)
-        return learn_novelty(training.x, training.weight, left, mixtures[0].judged, self.false_alarm)
-
     def _take_mixtures(self, training: Training, mixtures: list[Any]) -> None:
         """Takes mixtures that have learnt from more rows than those that the columns were learnt from."""
-        self.novelty_, self.ood_threshold_ = self._novelty(training, mixtures)
+        self.novelty_, self.ood_threshold_ = _novelty_of(training, mixtures, self.false_alarm)
         self.mixtures_ = mixtures
         self._describe()
 
@@ -306,6 +276,38 @@ def _spectra(kernel: Any) -> tuple[spectra.Spectrum, ...]:
         if not spectrum.isotropic:
             raise ValueError(f"The kernel parameter must be isotropic (not a product), got {name} instead.")
     return densities
+
+
+def _novelty_of(training: Training, mixtures: list[Any], false_alarm: float) -> tuple[Novelty, float]:
+    """The score for strange rows and its threshold. All mixtures have the same plan, so the same rows judged them."""
+    left = np.mean([mixture.judged_left for mixture in mixtures], axis=0)
+    return learn_novelty(training.x, training.weight, left, mixtures[0].judged, false_alarm)
+
+
+def checked_training(estimator: Stationary, X: Any, y: np.ndarray, sample_weight: Any) -> Training:
+    """Training data from a table and a checked target; nothing is stored in the estimator."""
+    began = time.perf_counter()
+    with named_errors("X"):
+        table = _checked_table(estimator, X)
+    check_same_rows(len(table), len(y))
+    if len(table) < 2:
+        raise ValueError(f"At least 2 rows of X are needed, got n_samples = {len(table)}.")
+    names = None
+    if isinstance(X, pd.DataFrame) and all(isinstance(name, str) for name in X.columns):
+        names = np.array(X.columns, dtype=object)
+    weight = check_row_weights(sample_weight, len(y))
+    positive = weight > 0
+    if positive.sum() < 2:
+        raise ValueError(
+            f"The sample_weight parameter must be positive for at least 2 rows, got {int(positive.sum())}."
+        )
+    with named_errors("X"):
+        first, weight = merge_equal_rows(as_codes(table[positive]), y[positive], weight[positive])
+        table, y = _take(table, np.nonzero(positive)[0][first]), y[positive][first]
+        columns = Columns.learn(table, weight, (estimator.settings or Settings()).unseen_rows)
+        inputs = columns.transform(table)
+    x, counts = (torch.from_numpy(values).to(estimator._device()) for values in (inputs, weight))
+    return Training(columns, x, y, counts, names, table.shape[1], began)
 
 
 def _checked_table(estimator: Stationary, X: Any) -> Any:

@@ -10,7 +10,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
-from bochner.estimators.base import Stationary, Training
+from bochner.estimators.base import Stationary, Training, checked_training
 from bochner.estimators.checks import as_numpy, check_row_weights, check_same_rows, named_errors
 from bochner.estimators.classification import ClassMixture, fit_classes
 from bochner.members.features import FEATURE_CHUNK_ROWS
@@ -62,7 +62,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         with named_errors("y"):
             check_classification_targets(labels)
         all_labels = np.unique(labels)
-        training = self._training(X, np.searchsorted(all_labels, labels), sample_weight)
+        training = checked_training(self, X, np.searchsorted(all_labels, labels), sample_weight)
         present, numbers = np.unique(training.y, return_inverse=True)  # a weight of 0 may leave a class out
         classes = all_labels[present]
         if len(classes) < 2:

@@ -11,7 +11,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils import check_array
 from torch import Tensor
 
-from bochner.estimators.base import Stationary, Training
+from bochner.estimators.base import Stationary, Training, checked_training
 from bochner.estimators.checks import (
     MAX_DRAWS,
     as_numpy,
@@ -67,25 +67,6 @@ class StationaryRegressor(RegressorMixin, Stationary):
         tags.target_tags.multi_output = True
         return tags
 
-    def _targets(self, y: Any) -> np.ndarray:
-        """Checked targets, (n,) or (n, k)."""
-        if y is None:
-            raise ValueError("This StationaryRegressor requires y to be passed, but the target y is None.")
-        options: Any = {"ensure_2d": False, "dtype": np.float64, "input_name": "y"}
-        try:
-            with named_errors("y"):
-                y = check_array(as_numpy(y), estimator=self, **options)
-        except ValueError as error:
-            if "could not convert string" in str(error):
-                message = f"The y parameter must hold numbers ({error}); for classes use StationaryClassifier."
-                raise ValueError(message) from error
-            raise
-        if y.ndim > 2 or y.ndim == 0 or (y.ndim == 2 and y.shape[1] == 0):
-            raise ValueError(f"The y parameter must have shape (n,) or (n, targets), got {y.shape} instead.")
-        if float(np.abs(y).max()) > MAX_VALUE:
-            raise ValueError(f"The y parameter holds values beyond {MAX_VALUE:g} in size; rescale or clip them first.")
-        return np.ascontiguousarray(y)
-
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fits to rows X, (n, d), and targets y, (n,) or (n, k).
 
@@ -100,8 +81,8 @@ class StationaryRegressor(RegressorMixin, Stationary):
     def _learn(self, X: Any, y: Any, sample_weight: Any) -> Training:
         """Fits, and returns the rows that the mixtures were fitted to."""
         self.check_parameters()
-        y = self._targets(y)
-        training = self._training(X, y, sample_weight)
+        y = _checked_targets(self, y)
+        training = checked_training(self, X, y, sample_weight)
         columns = training.y.reshape(len(training.y), -1).T
         for number, target in enumerate(columns):
             if target.max() == target.min():
@@ -116,7 +97,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
 
     def _target_numbers(self, y: Any) -> np.ndarray:
         """Targets as the moments of batches take them, (n,) or (n, k)."""
-        targets = self._targets(y)
+        targets = _checked_targets(self, y)
         if targets.size != len(targets) * len(self.mixtures_):
             raise ValueError(
                 f"The y parameter must hold {len(self.mixtures_)} targets, got shape {targets.shape} instead."
@@ -185,7 +166,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Log density of each target, (n,); summed over several targets."""
-        y = self._targets(y)
+        y = _checked_targets(self, y)
         x = self._inputs(X)
         check_same_rows(len(x), len(y))
         targets = as_tensor(y.reshape(len(y), -1), x)
@@ -204,7 +185,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Coefficient of determination R² of the predicted means; the mean over several targets."""
-        targets, mean = self._targets(y), self.predict(X)
+        targets, mean = _checked_targets(self, y), self.predict(X)
         check_same_rows(len(mean), len(targets))
         if targets.size != mean.size:
             raise ValueError(
@@ -224,6 +205,26 @@ class StationaryRegressor(RegressorMixin, Stationary):
         draws = torch.stack([_sample(mixture, x, int(n_samples), generator) for mixture in self.mixtures_], -1)
         samples = draws.cpu().numpy()
         return samples[..., 0] if self._one_target else samples
+
+
+def _checked_targets(estimator: StationaryRegressor, y: Any) -> np.ndarray:
+    """Checked targets, (n,) or (n, k)."""
+    if y is None:
+        raise ValueError("This StationaryRegressor requires y to be passed, but the target y is None.")
+    options: Any = {"ensure_2d": False, "dtype": np.float64, "input_name": "y"}
+    try:
+        with named_errors("y"):
+            y = check_array(as_numpy(y), estimator=estimator, **options)
+    except ValueError as error:
+        if "could not convert string" in str(error):
+            message = f"The y parameter must hold numbers ({error}); for classes use StationaryClassifier."
+            raise ValueError(message) from error
+        raise
+    if y.ndim > 2 or y.ndim == 0 or (y.ndim == 2 and y.shape[1] == 0):
+        raise ValueError(f"The y parameter must have shape (n,) or (n, targets), got {y.shape} instead.")
+    if float(np.abs(y).max()) > MAX_VALUE:
+        raise ValueError(f"The y parameter holds values beyond {MAX_VALUE:g} in size; rescale or clip them first.")
+    return np.ascontiguousarray(y)
 
 
 def _noise(mixture: RegressionMixture) -> float:

@@ -117,7 +117,7 @@ def _job(row: Row) -> tuple[Any, ...]:
 
 
 def check(_: str, request: Request) -> None:
-    """Raises an error where a name is unknown or images are missing."""
+    """Raises an error where a name is unknown, or images are missing or damaged; they are read, as hours may pass until the run."""
     chosen("models", request.models, NETWORKS)
     chosen("head", [request.head], HEADS)
     for name in SCORED_SETS:

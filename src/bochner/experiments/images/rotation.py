@@ -67,7 +67,7 @@ def run_network(config: Config, name: str, *, progress: bool = False) -> list[Ro
 
 
 def check(name: str, request: Request) -> None:
-    """Raises an error where a name is unknown or the images are missing."""
+    """Raises an error where a name is unknown, or images are missing or damaged; they are read, as hours may pass until the run."""
     chosen("models", request.models, NETWORKS)
     load_images(EXPERIMENTS[name].images)
 
