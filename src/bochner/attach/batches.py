@@ -211,9 +211,9 @@ class HeadRows:
             self.seen + other.seen,
         )
 
-    def smallest(self, most: int) -> "HeadRows":
+    def smallest(self, count: int) -> "HeadRows":
         """The rows with the smallest keys, in their order."""
-        return self[self.keys.argsort(stable=True)[:most]]
+        return self[self.keys.argsort(stable=True)[:count]]
 
 
 @dataclass(frozen=True)

@@ -213,18 +213,18 @@ def _tell(result: Any) -> None:
     for line in result.summary:
         say(f"  {line}")
     say(f"{model.target_.task} of '{model.target_.name}' from {len(model.table_.outputs)} columns")
-    rest = "; the others measure it (--test 0 fits to all)" if held else ""
-    say(f"fitted to {rows} of {rows + held} rows{rest}")
+    detail = "; the others measure it (--test 0 fits to all)" if held else ""
+    say(f"fitted to {rows} of {rows + held} rows{detail}")
     if result.rows.bad:
         say(f"{len(result.rows.bad)} rows cannot be used and are left out: {result.written[-1]}")
     if result.metrics:
-        rest = f" ({parts.left_out} of classes without a row to learn from are left out)" if parts.left_out else ""
+        detail = f" ({parts.left_out} of classes without a row to learn from are left out)" if parts.left_out else ""
         timed = (
             ""
             if result.metrics["rows"] == len(parts.held)
             else f", {result.metrics['rows']} of {len(parts.held)} for the time"
         )
-        say(f"on held-out rows{rest}{timed}:")
+        say(f"on held-out rows{detail}{timed}:")
         _show(result.metrics, as_json=False)
     say(f"written: {'  '.join(str(path) for path in result.written)}")
     say(f"next: bochner predict {result.written[0]} NEW.csv")

@@ -107,8 +107,8 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         labels = self._labels(y)
         with named_errors("y"):
             at = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
-            if not (known := self.classes_[at] == labels).all():
-                raise ValueError(f"The y parameter holds a class that was not learnt: {str(labels[~known][0])!r}.")
+            if not (learnt := self.classes_[at] == labels).all():
+                raise ValueError(f"The y parameter holds a class that was not learnt: {str(labels[~learnt][0])!r}.")
         return at
 
     def _labels(self, y: Any, warn: bool = False) -> np.ndarray:

@@ -146,13 +146,13 @@ class Columns:
         """Inputs of a category, (n, values), and which rows hold a value that was never seen."""
         levels = np.array(column.categories)
         at = np.searchsorted(levels, values).clip(max=len(levels) - 1)
-        known = levels[at] == values
+        learnt = levels[at] == values
         shares = np.array(column.shares)
         onehot = np.zeros((len(values), len(levels)))
-        onehot[np.nonzero(known)[0], at[known]] = 1.0
-        onehot[~known] = shares  # the mean of the training rows; the input that says 'never seen' makes the distance
+        onehot[np.nonzero(learnt)[0], at[learnt]] = 1.0
+        onehot[~learnt] = shares  # the mean of the training rows; the input that says 'never seen' makes the distance
         spreads = np.array([_spread(share) for share in column.shares])
-        return (onehot - shares) / (spreads * math.sqrt(len(levels))), ~known
+        return (onehot - shares) / (spreads * math.sqrt(len(levels))), ~learnt
 
 
 def _values(table: Any, categorical: list[bool] | None = None) -> list[tuple[str, np.ndarray, bool]]:

@@ -125,9 +125,9 @@ def train_extractors(task: Task, rows: TrainingRows, target: Tensor, plan: Plan,
     target = target.float() if target.is_floating_point() else target
     intervals = Intervals.of(inputs, task.settings.intervals, task.settings.all_intervals)
     recipe = recipe_for(learn.shape[1], task.settings)
-    done: dict[int, nn.Module] = {}
+    trained: dict[int, nn.Module] = {}
     for rate in (task.settings.network_rate, task.settings.network_rate / 3):
-        left = [number for number in range(len(learn)) if number not in done]
+        left = [number for number in range(len(learn)) if number not in trained]
         task.say(f"training {len(left)} networks for {recipe.epochs} epochs of {learn.shape[1]} rows")
         seeds = [task.seed + number for number in left]
         classes = not target.is_floating_point()
@@ -140,10 +140,10 @@ def train_extractors(task: Task, rows: TrainingRows, target: Tensor, plan: Plan,
         for number, model, diverged in zip(left, models, failed, strict=True):
             extractor = scaled(model.extractor.eval(), model.layer.lengthscale.detach())  # pyright: ignore[reportArgumentType]
             if not diverged and not scattered(extractor, inputs[learn[number, :SPREAD_ROWS]]):
-                done[number] = extractor.requires_grad_(False)
-        if len(done) == len(learn):
-            return Extractors([done[n] for n in range(len(learn))], task.plain, task.groups, task.hidden[-1])
-        task.say(f"{len(learn) - len(done)} networks diverged at a learning rate of {rate:g}")
+                trained[number] = extractor.requires_grad_(False)
+        if len(trained) == len(learn):
+            return Extractors([trained[n] for n in range(len(learn))], task.plain, task.groups, task.hidden[-1])
+        task.say(f"{len(learn) - len(trained)} networks diverged at a learning rate of {rate:g}")
     return None
 
 

@@ -68,10 +68,10 @@ def weighted_variance_left(members: Sequence[Member], inputs: Inputs) -> Tensor:
 
 
 def features_at_first_rows(
-    spectrum: Spectrum, lengthscale: Tensor, x: Tensor, order: Tensor, most: int
+    spectrum: Spectrum, lengthscale: Tensor, x: Tensor, order: Tensor, count: int
 ) -> KernelFeatures:
-    """Features with anchors at the first ``most`` rows of a random order."""
-    return KernelFeatures.at(spectrum, lengthscale, x[order[:most]])
+    """Features with anchors at the first ``count`` rows of a random order."""
+    return KernelFeatures.at(spectrum, lengthscale, x[order[:count]])
 
 
 class Scored(Protocol):

@@ -35,10 +35,10 @@ class Plan:
         folds = tuple(fold.to(device) for fold in self.folds)
         return Plan(self.order.to(device), folds, self.tuning.to(device), self.separate)
 
-    def others(self, fold: int, most: int | None = None) -> Tensor:
-        """Rows outside a part, in random order; with ``most`` only so many, and first those that judge nothing."""
+    def others(self, fold: int, limit: int | None = None) -> Tensor:
+        """Rows outside a part, in random order; with ``limit`` only so many, and first those that judge nothing."""
         outside = self.order[~torch.isin(self.order, self.folds[fold])]
-        return outside if most is None else outside.flip(0)[:most]
+        return outside if limit is None else outside.flip(0)[:limit]
 
     def tuning_without(self, fold: int, settings: Settings) -> Tensor:
         """Rows to tune on where part ``fold`` judges: none of them is in that part."""

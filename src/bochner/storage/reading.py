@@ -178,10 +178,16 @@ def _extractors(described: Json, tensors: Tensors, columns: Columns) -> Extracto
 def _for_tables(described: Json, estimator: Any) -> Any:
     """The estimator for tables around the one that learns from numbers and categories."""
     table, target = Table.from_json(described["columns"]), Target.from_json(described["target"])
-    made = TABLE_ESTIMATORS[type(estimator).__name__](**estimator.get_params(deep=False), drop=tuple(described["drop"]))
-    made.table_, made.target_, made.estimator_ = table, target, estimator
-    made.n_features_in_ = len(table.columns)
-    return made
+    estimator_for_tables = TABLE_ESTIMATORS[type(estimator).__name__](
+        **estimator.get_params(deep=False), drop=tuple(described["drop"])
+    )
+    estimator_for_tables.table_, estimator_for_tables.target_, estimator_for_tables.estimator_ = (
+        table,
+        target,
+        estimator,
+    )
+    estimator_for_tables.n_features_in_ = len(table.columns)
+    return estimator_for_tables
 
 
 # ------------------------------------------------------------------ trial predictions
