@@ -4,6 +4,7 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,17 +74,12 @@ def _run(potential: PotentialOf, start: jax.Array, index: IntArray, sampling: Sa
     """Flat positions of every draw, (samples, chains, size), and the divergences and gradients of each chain, (2, chains)."""
     init, step = hmc(potential_fn_gen=potential, algo="NUTS")
     which, keys = jnp.asarray(index), jax.random.split(jax.random.PRNGKey(sampling.seed), len(index))
-    accept, depth, warmup, samples = (
-        sampling.target_accept,
-        sampling.max_tree_depth,
-        sampling.warmup,
-        sampling.samples,
-    )
+    accept, depth = sampling.target_accept, sampling.max_tree_depth
+    warmup, samples = sampling.warmup, sampling.samples
 
     def begin(position: jax.Array, network: jax.Array, key: jax.Array) -> HMCState:
-        return init(
-            position, warmup, target_accept_prob=accept, max_tree_depth=depth, model_args=(network,), rng_key=key
-        )
+        options: Any = {"target_accept_prob": accept, "max_tree_depth": depth}
+        return init(position, warmup, **options, model_args=(network,), rng_key=key)
 
     def advance(state: HMCState, network: jax.Array) -> HMCState:
         return step(state, model_args=(network,))
@@ -101,7 +97,7 @@ def _run(potential: PotentialOf, start: jax.Array, index: IntArray, sampling: Sa
 def _start(models: Sequence[Model], chains: int, seed: int) -> tuple[jax.Array, list[int], list[Unravel]]:
     """Flat starting points of all chains, the number of entries that each network uses, and the way back.
 
-    Entries beyond a network's own are padding: standard normal, and nothing depends on them.
+    Entries that a network does not use are padding: standard normal, and nothing depends on them.
     """
     vectors: list[FloatArray] = []
     sizes: list[int] = []

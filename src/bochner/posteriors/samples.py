@@ -85,9 +85,8 @@ class Sampled:
         with EXCHANGE_LOCK:  # while another thread predicts, the model holds that thread's parameters
             fixed = {n: v[None].clone() for n, v in self.model.state_dict().items() if n not in flat}
         for start in range(0, len(next(iter(flat.values()))), group):
-            yield drawn_outputs(self.model.eval(), {n: v[start : start + group] for n, v in flat.items()}, fixed, x)[
-                :, 0
-            ]
+            drawn = {n: v[start : start + group] for n, v in flat.items()}
+            yield drawn_outputs(self.model.eval(), drawn, fixed, x)[:, 0]
 
     def predict(self, x: Tensor, *, thin: int = 1, group: int = 200) -> Predictive:
         """Averages over every ``thin``-th draw, ``group`` of them at a time; each draw brings its own noise."""

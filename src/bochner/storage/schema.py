@@ -121,9 +121,7 @@ TARGET_MAP = record(
 )
 MEMBER = {"weight": number(1e-12, 1.0), "network": optional(whole(0, 1000)), "kernel": KERNEL, "amplitude": POSITIVE}
 SUMS = {"noise": POSITIVE, "square": number(0.0, 1e250), "total": number(1e-60, 1e60), "map": TARGET_MAP}
-SPREAD = record(
-    {"constant": number(-1e3, 1e3), "mean_only": truth, "lengthscale": optional(POSITIVE)},
-)
+SPREAD = record({"constant": number(-1e3, 1e3), "mean_only": truth, "lengthscale": optional(POSITIVE)})
 NETWORKS = record({"count": whole(1, 1000), "widths": list_of(whole(1, 10**6), shortest=1, longest=MAX_LAYERS)})
 MIXTURE = {"networks": optional(NETWORKS)}
 REGRESSION_MIXTURE = record(

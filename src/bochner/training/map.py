@@ -263,14 +263,8 @@ def fit_stacks(
 
     def fit(cut: slice, show: bool) -> Fit:
         part_recipe = replace(recipe, lr=rates[cut])
-        options: Any = {
-            "seed": seeds[cut],
-            "rows": data.rows[cut],
-            "num_data": data.num_data,
-            "progress": show,
-            "stop": stop,
-        }
-        return fit_map(models[cut], data.x, data.y, part_recipe, **options)
+        options: Any = {"seed": seeds[cut], "rows": data.rows[cut], "num_data": data.num_data}
+        return fit_map(models[cut], data.x, data.y, part_recipe, **options, progress=show, stop=stop)
 
     if models[0].layer.weight.is_cuda:
         fits = [fit(cut, progress) for cut in cuts]
