@@ -4,7 +4,6 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,8 +77,9 @@ def _run(potential: PotentialOf, start: jax.Array, index: IntArray, sampling: Sa
     warmup, samples = sampling.warmup, sampling.samples
 
     def begin(position: jax.Array, network: jax.Array, key: jax.Array) -> HMCState:
-        options: Any = {"target_accept_prob": accept, "max_tree_depth": depth}
-        return init(position, warmup, **options, model_args=(network,), rng_key=key)
+        return init(
+            position, warmup, target_accept_prob=accept, max_tree_depth=depth, model_args=(network,), rng_key=key
+        )
 
     def advance(state: HMCState, network: jax.Array) -> HMCState:
         return step(state, model_args=(network,))
