@@ -51,7 +51,8 @@ longest, chain, pushed = [], [], []
 def follow(frame, event, _):
     if event == "call":
         name = frame.f_globals.get("__name__", "")
-        new = name.startswith("bochner.") and (not chain or chain[-1] != name)
+        is_import = frame.f_code.co_name == "<module>"  # of what is imported when it is needed
+        new = name.startswith("bochner.") and not is_import and (not chain or chain[-1] != name)
         pushed.append(new)
         if new:
             chain.append(name)
@@ -133,7 +134,10 @@ def measure_functions(trees: dict[str, ast.Module]) -> dict[str, list[str]]:
 
 
 def module_chains(folder: Path) -> dict[str, list[str]]:
-    """For each walk, the longest chain of modules that call each other; one that comes twice in a row counts once."""
+    """For each walk, the longest chain of modules that call each other; one that comes twice in a row counts once.
+
+    Imports within functions are no calls; ``import_depth`` counts imports.
+    """
     import tempfile
 
     chains = {}

@@ -91,7 +91,7 @@ def test_streamed_evidence_gradient_is_that_of_the_dense_evidence():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.optim.Adam, "step", spy)
-        patch.setattr(closed_form, "CHUNK", 6)
+        patch.setattr(closed_form, "CHUNK_ROWS", 6)
         history = tune_marginal(model, x, y, steps=1)
     assert history[0] == pytest.approx(evidence(*start).item(), rel=1e-9)
     torch.testing.assert_close([-g for g in captured], list(expected), rtol=1e-7, atol=1e-9)
@@ -99,7 +99,7 @@ def test_streamed_evidence_gradient_is_that_of_the_dense_evidence():
 
 @pytest.mark.parametrize("output_bias", [False, True])
 def test_the_dual_evidence_is_the_primal_one(output_bias, monkeypatch):
-    monkeypatch.setattr(closed_form, "STRIP", 7)  # 25 rows: four strips, the last one narrow
+    monkeypatch.setattr(closed_form, "STRIP_COLUMNS", 7)  # 25 rows: four strips, the last one narrow
     model = regression(output_bias=output_bias, outputs=2, amplitude=1.7)
     x, y = data(outputs=2)
     dual, _ = dual_log_marginal(model, x, y)
@@ -107,7 +107,7 @@ def test_the_dual_evidence_is_the_primal_one(output_bias, monkeypatch):
 
 
 def test_tuning_by_the_dual_form_takes_the_steps_of_the_primal_one(monkeypatch):
-    monkeypatch.setattr(closed_form, "STRIP", 7)
+    monkeypatch.setattr(closed_form, "STRIP_COLUMNS", 7)
     x, y = data()
     ways = []
     for fewer in (True, False):
@@ -181,7 +181,7 @@ def test_class_probabilities_are_the_integral_over_gaussian_outputs():
 def test_features_that_are_too_many_to_keep_are_computed_again(monkeypatch):
     model, (x, y) = classification(), data(classes=3)
     kept = ClosedFormClassifier(model, x, y, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(closed_form_classifier, "KEPT", 0)
+    monkeypatch.setattr(closed_form_classifier, "MAX_KEPT_FEATURES", 0)
     streamed = ClosedFormClassifier(model, x, y, solver=Solver(chunk=7), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(kept.mean, streamed.mean, rtol=1e-6, atol=1e-8)
     with pytest.raises(ValueError, match=r"mean parameter must have a column for each of 4 classes, got \(12, 3\)"):

@@ -260,7 +260,7 @@ def test_the_number_of_threads_is_the_same_after_a_fit(kind, monkeypatch):
             assert torch.get_num_threads() == 1
             raise RuntimeError("on purpose")
 
-        for name in ("regressor.fit_regression", "classifier.fit_classes"):
+        for name in ("regression.fit_regression", "classifier.fit_classes"):
             monkeypatch.setattr(f"bochner.estimators.{name}", fail)
         with pytest.raises(RuntimeError, match="on purpose"):
             kind(**QUICK).fit(x, target_of(kind, y))

@@ -86,6 +86,14 @@ def test_lists_of_choices_are_categories_and_decide_nothing():
     assert Table.learn(frame(size=choices, price=GERMAN)).columns[0].kind == "number"
 
 
+@pytest.mark.parametrize("kind", ["str", object, "category"])
+def test_texts_that_are_missing_are_understood_whatever_the_type_of_their_column(kind):
+    x = pd.DataFrame({"colour": np.resize(["red", "blue", None], ROWS), "size": REAL}).astype({"colour": kind})
+    model = TableRegressor(**QUICK).fit(x, pd.to_numeric(x["size"]))
+    assert model.summary_[0] == f"colour: 2 categories; {ROWS // 3} missing"
+    assert np.isfinite(model.predict(x)).all()
+
+
 def test_targets_are_read_with_the_decimal_sign_of_a_new_file(tmp_path):
     table = cars(60).assign(fee=[f"{v + 0.25}" for v in cars(60)["age"]])
     x, y = table.drop(columns="price"), table["price"]

@@ -301,7 +301,7 @@ def digit_rows():
     with_kfac = replace(SMALL, posteriors=("map", "kfac", "closed_form"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rotation_protocols, "load_images", few_digits)
-        patch.setattr(rotation_protocols, "HELD_OUT", 0.1)  # linearised convolutions are slow
+        patch.setattr(rotation_protocols, "HELD_OUT_SHARE", 0.1)  # linearised convolutions are slow
         runs = [(ours, "relu"), (with_kfac, "rbf-sin"), (published, "relu"), (published, "rbf-sin")]
         return [row for config, name in runs for row in run_network(config, name)]
 

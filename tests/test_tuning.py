@@ -187,7 +187,7 @@ def test_every_judging_row_is_in_exactly_one_part(rows, with_labels, generator):
 def test_tuning_rows_do_not_judge_where_there_are_rows_enough(rows, generator):
     plan = make_plan(rows, None, SMALL, generator)
     both = set(plan.tuning.tolist()) & set(plan.judging.tolist())
-    assert plan.apart == (rows == 55) == (not both)
+    assert plan.separate == (rows == 55) == (not both)
     assert len(plan.tuning) == 15
 
 

@@ -163,8 +163,8 @@ def normal_log_density(y: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return -0.5 * ((y - mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
 
 
-def not_spoken_against(logs: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Which of several choices rows do not speak against, (k,) booleans: what they lose to the best is within its standard error.
+def within_error_of_best(logs: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Which of several choices are about as good as the best one, (k,) booleans: their mean loss is within its standard error.
 
     Args:
         logs: Log probability of every row under every choice, (k, n).
@@ -222,7 +222,7 @@ class CategoricalPredictive(Predictive):
         """Log probability of each class label, (..., n) integers."""
         shape, classes = self.log_probabilities.shape[:-1], self.log_probabilities.shape[-1]
         fits = is_dense(y) and 0 < y.ndim <= len(shape) and y.shape[-1] == shape[-1]
-        fits = fits and all(own in (1, size) for own, size in zip(y.shape[::-1], shape[::-1], strict=False))
+        fits = fits and all(length in (1, size) for length, size in zip(y.shape[::-1], shape[::-1], strict=False))
         if not fits or y.is_floating_point():
             raise ValueError(f"The targets y must be integer class labels, one per row, got {described(y)} instead.")
         y = finite_tensor("y", y).to(self.log_probabilities.device, torch.int64)

@@ -19,7 +19,7 @@ from bochner.predictive import (
     GaussianPredictive,
     Predictive,
     normal_log_density,
-    not_spoken_against,
+    within_error_of_best,
 )
 
 TRUST_POWERS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # exponents γ of the trust that are tried
@@ -74,7 +74,7 @@ class Answer:
             return _fit_power(DEFAULT_TRUST_POWER, known, left, targets, classes)[0]
         tried = [_fit_power(power, known, left, targets, classes) for power in TRUST_POWERS]
         log_probabilities = torch.stack([log_probability for _, log_probability in tried])
-        largest = int(not_spoken_against(log_probabilities).nonzero().max())
+        largest = int(within_error_of_best(log_probabilities).nonzero().max())
         answer = tried[largest][0]
         answer.score = float(log_probabilities[largest].mean())
         return answer

@@ -14,10 +14,9 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from bochner.arguments import described
-from bochner.training.loaders import Inputs, first_batch, split_batch, targets_of, workers
+from bochner.training.batches import Inputs, first_batch, split_batch, targets_of, workers
 
-# Numbers of a row that its key is computed from; the key decides whether the row is in the sample.
-MAX_KEY_NUMBERS = 4096
+MAX_KEY_NUMBERS = 4096  # numbers of a row that its key is computed from; the key decides whether it is in the sample
 BATCH_ROWS = 1024  # rows of a tensor in one batch
 
 
@@ -99,10 +98,8 @@ class Tapped:
         try:
             returned = self.network(*map(self._moved, args), **{k: self._moved(v) for k, v in named.items()})
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            if isinstance(error, torch.OutOfMemoryError) or "allocate" in str(
-                error
-            ):  # too little memory: no fault of the rows
-                raise
+            if isinstance(error, torch.OutOfMemoryError) or "allocate" in str(error):
+                raise  # too little memory: no fault of the rows
             kinds = ", ".join(described(value) for value in (*args, *named.values()))
             raise ValueError(f"The network cannot take these inputs, {kinds}: {error}") from error
         outputs = getattr(returned, "logits", returned)
@@ -214,9 +211,9 @@ class HeadRows:
             self.seen + other.seen,
         )
 
-    def smallest(self, most: int) -> "HeadRows":
+    def smallest(self, count: int) -> "HeadRows":
         """The rows with the smallest keys, in their order."""
-        return self[self.keys.argsort(stable=True)[:most]]
+        return self[self.keys.argsort(stable=True)[:count]]
 
 
 @dataclass(frozen=True)

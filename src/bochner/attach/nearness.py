@@ -47,13 +47,13 @@ class Space:
         x = x[:, :-1] if directions else x  # the length is weighed by the distances of directions
         half = len(x) // 2
         distances = squared_distances(x[:half], x[half:]).sqrt()
-        apart = distances[distances > 1e-7]
-        if len(apart) == 0 or not bool(torch.isfinite(apart).all()):
+        positive = distances[distances > 1e-7]
+        if len(positive) == 0 or not bool(torch.isfinite(positive).all()):
             raise ValueError(
                 "The features before the last layer are the same for all rows of the loader, or of the same direction: nothing can "
                 "be told from them. Is the network trained, and is head= the right layer?"
             )
-        space.unit = float(apart.median())
+        space.unit = float(positive.median())
         return space
 
     def __call__(self, features: Tensor) -> Tensor:

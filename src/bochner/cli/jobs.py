@@ -15,7 +15,7 @@ from bochner.cli.output import note
 from bochner.cli.process import keep
 from bochner.estimators.evaluation import Forecast, forecast, forecast_metrics
 from bochner.files import write_text
-from bochner.storage import load, save
+from bochner.storage.models import load, save
 from bochner.tables import fitting
 from bochner.tables.cells import as_text
 from bochner.tables.errors import listed
@@ -86,10 +86,10 @@ def fit_file(
         learn_from_all(parts, rows, engine=engine, skip_bad=files.bad_rows is not None, say=note)
     if len(parts.held):
         measured = parts.held[_in_time(parts, deadline)]
-        said, y = forecast(model.estimator_, parts.clean.iloc[measured], rows.y[measured]), rows.y[measured]
-        metrics = forecast_metrics(model.estimator_, y, said)
+        answer, y = forecast(model.estimator_, parts.clean.iloc[measured], rows.y[measured]), rows.y[measured]
+        metrics = forecast_metrics(model.estimator_, y, answer)
         if files.report is not None:  # made before the model is written: a report that fails leaves no model behind
-            page = _held_out_report(files, rows, parts, said if len(measured) == len(parts.held) else None)
+            page = _held_out_report(files, rows, parts, answer if len(measured) == len(parts.held) else None)
     assert files.out is not None
     save(files.out, model)
     keep(files.out)
@@ -112,7 +112,7 @@ def _in_time(parts: fitting.FittedTable, deadline: float) -> np.ndarray:
 
 
 def _held_out_report(
-    files: Files, rows: fitting.TrainingTable, parts: fitting.FittedTable, said: Forecast | None
+    files: Files, rows: fitting.TrainingTable, parts: fitting.FittedTable, answer: Forecast | None
 ) -> Any:
     """The report on the held-out rows of a fit, from what the model says of them if that is known already."""
     from bochner.reports.model import Heading, Rows, measured_report
@@ -122,7 +122,7 @@ def _held_out_report(
         for at in (parts.train, parts.held)
     )
     heading = Heading(f"{files.table.name}: {rows.target.name}", rows.unit, rows.notes)
-    return measured_report(parts.estimator, held, heading, said=said, train=train, say=note)
+    return measured_report(parts.estimator, held, heading, said=answer, train=train, say=note)
 
 
 def _list_bad(files: Files, bad: list[BadRow]) -> list[Path]:
@@ -187,16 +187,16 @@ def predict_file(files: Files, model: Path, *, coverage: float, device: str) -> 
     check_output_kind(files.out, source)
     estimator = load_model(model, device)
     collected = None if files.report is None else Collected(estimator)
-    done = _predict_pieces(estimator, source, files, coverage, collected)
+    result = _predict_pieces(estimator, source, files, coverage, collected)
     keep(files.out)
-    done.written = [files.out]
+    result.written = [files.out]
     if listed_at := _list_bad(files, source.bad):
-        done.notes.append(f"{len(source.bad)} rows cannot be used and are left out: {listed_at[0]}")
+        result.notes.append(f"{len(source.bad)} rows cannot be used and are left out: {listed_at[0]}")
     if collected is not None:
-        heading = Heading(f"{files.table.name}: {estimator.target_.name}", source.unit, done.notes)
+        heading = Heading(f"{files.table.name}: {estimator.target_.name}", source.unit, result.notes)
         page = predicted_report(estimator, collected, heading, coverage=coverage)
-        done.written.append(write_page(files, page))
-    return done
+        result.written.append(write_page(files, page))
+    return result
 
 
 def _predict_pieces(
@@ -208,7 +208,7 @@ def _predict_pieces(
     fitting.check_added(source.names, target.name, getattr(estimator, "classes_", None))
     known = {target.name, *(column.name for column in table.columns)}
     extra = [name for name in source.names if name not in known]
-    done = Predicted(
+    result = Predicted(
         notes=[*source.notes, *([f"columns that the model does not use: {listed(extra)}"] if extra else [])]
     )
     changes, pieces = Changes(), (piece for piece in source.pieces() if piece.places)
@@ -216,7 +216,7 @@ def _predict_pieces(
     if first is None:
         source.raise_empty()
     table, written = table.adapted(first.frame)
-    done.notes += written
+    result.notes += written
     decimal = table.decimal_sign(first.frame) or "."
     pieces = itertools.chain([first], pieces)
     del first  # a piece is in memory no longer than it is worked on
@@ -228,13 +228,13 @@ def _predict_pieces(
             take(piece, added)
             if collected is not None:
                 collected.take(piece.texts, piece.places, clean, added)
-            done.rows, done.flagged = done.rows + len(piece.frame), done.flagged + int(added["ood"].sum())
-            if done.rows % PROGRESS_ROWS == 0:
-                note(f"{done.rows} rows")
+            result.rows, result.flagged = result.rows + len(piece.frame), result.flagged + int(added["ood"].sum())
+            if result.rows % PROGRESS_ROWS == 0:
+                note(f"{result.rows} rows")
         if files.bad_rows is None:
             source.check_bad()
-    done.notes += changes.lines()
-    return done
+    result.notes += changes.lines()
+    return result
 
 
 @dataclass
@@ -275,15 +275,15 @@ def evaluate_file(files: Files, model: Path, device: str) -> Evaluated:
         if unknown := sorted(set(y) - set(estimator.classes_)):
             raise ValueError(f"{files.table} has the class '{unknown[0]}', which the model does not know.")
     clean = adapted.transform(frame, changes)
-    said = forecast(estimator.estimator_, clean, y)
-    done = Evaluated(forecast_metrics(estimator.estimator_, y, said), [*source.notes, *column_notes, *target_notes])
-    done.notes += changes.lines()
+    answer = forecast(estimator.estimator_, clean, y)
+    result = Evaluated(forecast_metrics(estimator.estimator_, y, answer), [*source.notes, *column_notes, *target_notes])
+    result.notes += changes.lines()
     if listed_at := _list_bad(files, source.bad):
-        done.notes.append(f"{len(source.bad)} rows cannot be used and are left out: {listed_at[0]}")
+        result.notes.append(f"{len(source.bad)} rows cannot be used and are left out: {listed_at[0]}")
     if files.report is not None:
         from bochner.reports.model import Heading, Rows, measured_report
 
         evaluated = Rows(frame.map(as_text), clean, [piece.places[row] for row in rows], y)
-        heading = Heading(f"{files.table.name}: {target.name}", source.unit, done.notes)
-        done.page = measured_report(estimator, evaluated, heading, said=said, say=note)
-    return done
+        heading = Heading(f"{files.table.name}: {target.name}", source.unit, result.notes)
+        result.page = measured_report(estimator, evaluated, heading, said=answer, say=note)
+    return result

@@ -152,27 +152,39 @@ def fit(
     from bochner.estimators import Settings
     from bochner.streaming.engines import check_engine
     from bochner.streaming.tables import TableSampler
-    from bochner.tables.estimators import TableRegressor
     from bochner.tables.fitting import read_training
     from bochner.tables.reading import open_table
 
-    options: Any = {"kernel": _names(kernel), "hidden_layer_sizes": _widths(hidden), "false_alarm": false_alarm}
-    options |= {"device": device, "random_state": seed, "verbose": True}
-    TableRegressor(**options).check_parameters()
+    options = _checked_options(kernel, hidden, false_alarm=false_alarm, device=device, random_state=seed)
     check_engine(engine)
     note(f"reading {table}")
     drops = _drop_names(drop or [], open_table(table).names)
     sampler = TableSampler(target, Settings().sample_rows, seed, engine, note)
     rows = read_training(table, target, drops, task, skip_bad_rows, sampler)
     read = time.perf_counter() - began
-    done = fit_file(files, rows, share=test, drop=drops, deadline=began + seconds, engine=engine, **options)
-    if report is None and time.perf_counter() - began > NOTABLE_OVERRUN * seconds:
+    result = fit_file(files, rows, share=test, drop=drops, deadline=began + seconds, engine=engine, **options)
+    if report is None:
+        _note_overrun(time.perf_counter() - began, seconds, read)
+    elif report not in result.written:
+        note("no report: no held-out row is of a class that was learned")
+    _tell_json(result) if as_json else _tell(result)
+
+
+def _checked_options(kernel: str, hidden: str, **options: Any) -> dict[str, Any]:
+    """Parameters of the estimator, after a check that needs no table."""
+    from bochner.tables.estimators import TableRegressor
+
+    options |= {"kernel": _names(kernel), "hidden_layer_sizes": _widths(hidden), "verbose": True}
+    TableRegressor(**options).check_parameters()
+    return options
+
+
+def _note_overrun(took: float, seconds: float, read: float) -> None:
+    """Says why a budget was not kept: times in seconds, of the whole command, allowed, and of the command up to the fit."""
+    if took > NOTABLE_OVERRUN * seconds:
         note(
             f"{seconds:g} s were too few: to start and read the table took {read:.1f} s, and then came the shortest fit"
         )
-    if report is not None and report not in done.written:
-        note("no report: no held-out row is of a class that was learned")
-    _tell_json(done) if as_json else _tell(done)
 
 
 def _check_fit(files: Files, task: str, test: float) -> None:
@@ -186,36 +198,36 @@ def _check_fit(files: Files, task: str, test: float) -> None:
         raise ValueError(unknown_name("task", task, TASKS))
 
 
-def _tell_json(done: Any) -> None:
+def _tell_json(result: Any) -> None:
     """Prints what ``_tell`` says as one JSON object, for programs."""
-    answer: dict[str, Any] = {"model": str(done.written[0]), "task": done.rows.target.task}
-    answer |= {"rows": done.parts.learnt, "inputs": len(done.model.table_.outputs)}
-    answer |= {"left_out": len(done.rows.bad), "summary": done.summary, "held_out": done.metrics}
+    answer: dict[str, Any] = {"model": str(result.written[0]), "task": result.rows.target.task}
+    answer |= {"rows": result.parts.learnt, "inputs": len(result.model.table_.outputs)}
+    answer |= {"left_out": len(result.rows.bad), "summary": result.summary, "held_out": result.metrics}
     print(json.dumps(answer, allow_nan=False))
 
 
-def _tell(done: Any) -> None:
+def _tell(result: Any) -> None:
     """Prints what the columns were taken for, what was fitted, how good it is, and where it was written."""
-    model, parts = done.model, done.parts
+    model, parts = result.model, result.parts
     rows, held = parts.learnt, len(parts.held) + parts.left_out
-    for line in done.summary:
+    for line in result.summary:
         say(f"  {line}")
     say(f"{model.target_.task} of '{model.target_.name}' from {len(model.table_.outputs)} columns")
-    rest = "; the others measure it (--test 0 fits to all)" if held else ""
-    say(f"fitted to {rows} of {rows + held} rows{rest}")
-    if done.rows.bad:
-        say(f"{len(done.rows.bad)} rows cannot be used and are left out: {done.written[-1]}")
-    if done.metrics:
-        rest = f" ({parts.left_out} of classes without a row to learn from are left out)" if parts.left_out else ""
+    detail = "; the others measure it (--test 0 fits to all)" if held else ""
+    say(f"fitted to {rows} of {rows + held} rows{detail}")
+    if result.rows.bad:
+        say(f"{len(result.rows.bad)} rows cannot be used and are left out: {result.written[-1]}")
+    if result.metrics:
+        detail = f" ({parts.left_out} of classes without a row to learn from are left out)" if parts.left_out else ""
         timed = (
             ""
-            if done.metrics["rows"] == len(parts.held)
-            else f", {done.metrics['rows']} of {len(parts.held)} for the time"
+            if result.metrics["rows"] == len(parts.held)
+            else f", {result.metrics['rows']} of {len(parts.held)} for the time"
         )
-        say(f"on held-out rows{rest}{timed}:")
-        _show(done.metrics, as_json=False)
-    say(f"written: {'  '.join(str(path) for path in done.written)}")
-    say(f"next: bochner predict {done.written[0]} NEW.csv")
+        say(f"on held-out rows{detail}{timed}:")
+        _show(result.metrics, as_json=False)
+    say(f"written: {'  '.join(str(path) for path in result.written)}")
+    say(f"next: bochner predict {result.written[0]} NEW.csv")
 
 
 def _default_output(table: Path) -> Path:
@@ -250,14 +262,14 @@ def predict(
     files.check(model)
     from bochner.cli.jobs import predict_file
 
-    done = predict_file(files, model, coverage=coverage, device=device)
+    result = predict_file(files, model, coverage=coverage, device=device)
     if as_json:
-        print(json.dumps({"out": str(out), "rows": done.rows, "flagged": done.flagged, "notes": done.notes}))
+        print(json.dumps({"out": str(out), "rows": result.rows, "flagged": result.flagged, "notes": result.notes}))
         return
     tell = note if out == STDOUT else say
-    written = "  ".join(str(path) for path in done.written)
-    tell(f"{done.rows} rows, {done.flagged} unlike the training data; written: {written}")
-    for line in done.notes:
+    written = "  ".join(str(path) for path in result.written)
+    tell(f"{result.rows} rows, {result.flagged} unlike the training data; written: {written}")
+    for line in result.notes:
         tell(f"  {line}")
 
 
@@ -278,12 +290,12 @@ def evaluate(
     files.check(model)
     from bochner.cli.jobs import evaluate_file, write_page
 
-    done = evaluate_file(files, model, device)
-    _show(done.metrics, as_json)
-    for line in [] if as_json else done.notes:
+    result = evaluate_file(files, model, device)
+    _show(result.metrics, as_json)
+    for line in [] if as_json else result.notes:
         say(f"  {line}")
-    if done.page is not None:  # written last: where that fails, the metrics are said nevertheless
-        path = write_page(files, done.page)
+    if result.page is not None:  # written last: where that fails, the metrics are said nevertheless
+        path = write_page(files, result.page)
         if not as_json:
             say(f"  written: {path}")
 

@@ -51,8 +51,8 @@ def sum_path(path: Path) -> Path:
 
 def _is_as_fetched(path: Path, digest: str) -> bool:
     """Whether a file still has the sum that `fetch` noted."""
-    beside = sum_path(path)
-    return beside.is_file() and beside.read_text(errors="replace").split()[:1] == [digest]
+    sum_file = sum_path(path)
+    return sum_file.is_file() and sum_file.read_text(errors="replace").split()[:1] == [digest]
 
 
 def _check_images(name: str, path: Path) -> Check:

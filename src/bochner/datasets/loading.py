@@ -46,10 +46,10 @@ class Summary:
     where: str
 
 
-def check_name(name: str, known: Sequence[str] = NAMES) -> None:
+def check_name(name: str, choices: Sequence[str] = NAMES) -> None:
     """Raises a ValueError with the nearest known name if there is no such data set."""
-    if name not in known:
-        raise ValueError(unknown_name("name", name, known))
+    if name not in choices:
+        raise ValueError(unknown_name("name", name, choices))
 
 
 def read_table(table: Table, path: Path) -> Arrays:

@@ -148,9 +148,9 @@ def fetch(name: str, folder: Path | None = None) -> Check:
         OSError: If OpenML cannot be reached or the folder cannot be written to.
     """
     check_name(name, (*NAMES, *IMAGES))
-    found = check(name, folder)
-    if name in BUILT_IN or found.status in ("ok", "differs"):
-        return found
+    result = check(name, folder)
+    if name in BUILT_IN or result.status in ("ok", "differs"):
+        return result
     path = data_folder(folder) / {**TABLES, **IMAGES}[name].file
     by_hand = f"put {path.name} into {path.parent} by hand, or set BOCHNER_DATA to a folder that has it"
     if name not in IDS:

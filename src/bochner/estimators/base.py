@@ -116,7 +116,7 @@ class Stationary(BaseEstimator):
 
     def check_parameters(self) -> None:
         """Raises a ValueError that names the first parameter that cannot be used."""
-        self._spectra()
+        _spectra(self.kernel)
         check_widths(self.hidden_layer_sizes)
         check_number("false_alarm", self.false_alarm, 0, 1, "lie between 0 and 1")
         if not isinstance(self.device, str) or self.device not in DEVICES:
@@ -132,17 +132,6 @@ class Stationary(BaseEstimator):
         if self.budget is not None:
             check_number("budget", self.budget, 0, math.inf, "be a positive number of seconds")
 
-    def _spectra(self) -> tuple[spectra.Spectrum, ...]:
-        """Spectral densities of the kernels that the kernel parameter names."""
-        kernels = self.kernel if isinstance(self.kernel, tuple | list) else (self.kernel,)
-        if not kernels:
-            raise ValueError("The kernel parameter must name at least one kernel, got an empty sequence instead.")
-        found = tuple(spectra.resolve_spectrum(kernel) for kernel in kernels)
-        for kernel, spectrum in zip(kernels, found, strict=True):
-            if not spectrum.isotropic:
-                raise ValueError(f"The kernel parameter must be isotropic (not a product), got {kernel} instead.")
-        return found
-
     def _device(self) -> str:
         return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
 
@@ -150,7 +139,7 @@ class Stationary(BaseEstimator):
         return Task(
             group=torch.from_numpy(training.columns.group).to(training.x.device),
             plain=training.columns.plain,
-            spectra=self._spectra(),
+            spectra=_spectra(self.kernel),
             hidden=tuple(int(size) for size in self.hidden_layer_sizes),
             settings=(self.settings or Settings()).lighter(effort, len(training.x)),
             seed=check_seed(self.random_state),
@@ -226,57 +215,21 @@ class Stationary(BaseEstimator):
         """Fits, and returns the rows that the mixtures were fitted to."""
         raise NotImplementedError
 
-    def _training(self, X: Any, y: np.ndarray, sample_weight: Any) -> Training:
-        """Training data from a table and a checked target; nothing is stored in the estimator."""
-        began = time.perf_counter()
-        with named_errors("X"):
-            table = self._training_table(X)
-        check_same_rows(len(table), len(y))
-        if len(table) < 2:
-            raise ValueError(f"At least 2 rows of X are needed, got n_samples = {len(table)}.")
-        names = None
-        if isinstance(X, pd.DataFrame) and all(isinstance(name, str) for name in X.columns):
-            names = np.array(X.columns, dtype=object)
-        weight = check_row_weights(sample_weight, len(y))
-        positive = weight > 0
-        if positive.sum() < 2:
-            raise ValueError(
-                f"The sample_weight parameter must be positive for at least 2 rows, got {int(positive.sum())}."
-            )
-        with named_errors("X"):
-            first, weight = merge_equal_rows(as_codes(table[positive]), y[positive], weight[positive])
-            table, y = _take(table, np.nonzero(positive)[0][first]), y[positive][first]
-            columns = Columns.learn(table, weight, (self.settings or Settings()).unseen_rows)
-            inputs = columns.transform(table)
-        x, counts = (torch.from_numpy(values).to(self._device()) for values in (inputs, weight))
-        return Training(columns, x, y, counts, names, table.shape[1], began)
-
-    def _training_table(self, X: Any) -> Any:
-        """A table to learn from: a float array, or a DataFrame with categories."""
-        if has_categories(X):
-            check_column_names(X)
-            return X.reset_index(drop=True)
-        options: Any = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": 2}
-        return check_array(as_numpy(X), estimator=self, input_name="X", **options)
-
-    def _remember(self, training: Training, mixtures: list[Any]) -> None:
-        """Stores what every fitted estimator has; called when a fit has succeeded."""
-        novelty, threshold = self._novelty(training, mixtures)
+    def _remember(self, training: Training, mixtures: list[Any], **attributes: Any) -> None:
+        """Stores what a fit has learnt, once it has succeeded; nothing stays of an earlier fit."""
+        novelty = _novelty_of(training, mixtures, self.false_alarm)
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("_")]:
             delattr(self, name)
         self.columns_, self.n_features_in_, self.mixtures_ = training.columns, training.features, mixtures
         if training.names is not None:
             self.feature_names_in_ = training.names
-        self.novelty_, self.ood_threshold_ = novelty, threshold
-
-    def _novelty(self, training: Training, mixtures: list[Any]) -> tuple[Novelty, float]:
-        """The score for strange rows and its threshold. All mixtures have the same plan, so the same rows judged them."""
-        left = np.mean([mixture.judged_left for mixture in mixtures], axis=0)
-        return learn_novelty(training.x, training.weight, left, mixtures[0].judged, self.false_alarm)
+        self.novelty_, self.ood_threshold_ = novelty
+        vars(self).update(attributes)
+        self._describe()
 
     def _take_mixtures(self, training: Training, mixtures: list[Any]) -> None:
         """Takes mixtures that have learnt from more rows than those that the columns were learnt from."""
-        self.novelty_, self.ood_threshold_ = self._novelty(training, mixtures)
+        self.novelty_, self.ood_threshold_ = _novelty_of(training, mixtures, self.false_alarm)
         self.mixtures_ = mixtures
         self._describe()
 
@@ -288,7 +241,7 @@ class Stationary(BaseEstimator):
         check_is_fitted(self)
         with named_errors("X"):
             if any(column.categories is not None for column in self.columns_.columns):
-                table = self._named_columns(X)
+                table = _columns_of_training(self, X)
             elif has_categories(X):
                 strange = [str(X.columns[i]) for i in range(X.shape[1]) if is_category(X.dtypes.iloc[i])]
                 raise ValueError(f"Column '{strange[0]}' of X held numbers in training, and now holds text.")
@@ -297,28 +250,6 @@ class Stationary(BaseEstimator):
                 table = validate_data(self, X, dtype=np.float64, reset=False, ensure_all_finite="allow-nan")
             inputs = self.columns_.transform(table)
         return torch.from_numpy(inputs).to(self._device())
-
-    def _named_columns(self, X: Any) -> pd.DataFrame:
-        """A DataFrame with the columns of training, in their order."""
-        if not isinstance(X, pd.DataFrame):
-            raise ValueError(
-                f"X must be a DataFrame, as in training, for it has categories; got {type(X).__name__} instead."
-            )
-        if len(X) == 0:
-            raise ValueError("X has no rows: found array with 0 sample(s).")
-        if not hasattr(self, "feature_names_in_"):  # names that are not texts: columns count by their place
-            if X.shape[1] != self.n_features_in_:
-                raise ValueError(
-                    f"X has {X.shape[1]} features, but {self.n_features_in_} features were there in training."
-                )
-            check_column_names(X)
-            return X.reset_index(drop=True)
-        missing = [name for name in self.feature_names_in_ if name not in X.columns]
-        if missing:
-            raise ValueError(f"X lacks the column {missing[0]!r} that was there in training.")
-        table = X.loc[:, list(self.feature_names_in_)].reset_index(drop=True)
-        check_column_names(table)
-        return table
 
     # ------------------------------------------------------------------ rows unlike the training data
 
@@ -335,6 +266,81 @@ class Stationary(BaseEstimator):
         return torch.cat(scores).cpu().numpy()
 
 
+def _spectra(kernel: Any) -> tuple[spectra.Spectrum, ...]:
+    """Spectral densities of the kernels that the kernel parameter names."""
+    kernels = kernel if isinstance(kernel, tuple | list) else (kernel,)
+    if not kernels:
+        raise ValueError("The kernel parameter must name at least one kernel, got an empty sequence instead.")
+    densities = tuple(spectra.resolve_spectrum(name) for name in kernels)
+    for name, spectrum in zip(kernels, densities, strict=True):
+        if not spectrum.isotropic:
+            raise ValueError(f"The kernel parameter must be isotropic (not a product), got {name} instead.")
+    return densities
+
+
+def _novelty_of(training: Training, mixtures: list[Any], false_alarm: float) -> tuple[Novelty, float]:
+    """The score for strange rows and its threshold. All mixtures have the same plan, so the same rows judged them."""
+    left = np.mean([mixture.judged_left for mixture in mixtures], axis=0)
+    return learn_novelty(training.x, training.weight, left, mixtures[0].judged, false_alarm)
+
+
+def checked_training(estimator: Stationary, X: Any, y: np.ndarray, sample_weight: Any) -> Training:
+    """Training data from a table and a checked target; nothing is stored in the estimator."""
+    began = time.perf_counter()
+    with named_errors("X"):
+        table = _checked_table(estimator, X)
+    check_same_rows(len(table), len(y))
+    if len(table) < 2:
+        raise ValueError(f"At least 2 rows of X are needed, got n_samples = {len(table)}.")
+    names = None
+    if isinstance(X, pd.DataFrame) and all(isinstance(name, str) for name in X.columns):
+        names = np.array(X.columns, dtype=object)
+    weight = check_row_weights(sample_weight, len(y))
+    positive = weight > 0
+    if positive.sum() < 2:
+        raise ValueError(
+            f"The sample_weight parameter must be positive for at least 2 rows, got {int(positive.sum())}."
+        )
+    with named_errors("X"):
+        first, weight = merge_equal_rows(as_codes(table[positive]), y[positive], weight[positive])
+        table, y = _take(table, np.nonzero(positive)[0][first]), y[positive][first]
+        columns = Columns.learn(table, weight, (estimator.settings or Settings()).unseen_rows)
+        inputs = columns.transform(table)
+    x, counts = (torch.from_numpy(values).to(estimator._device()) for values in (inputs, weight))
+    return Training(columns, x, y, counts, names, table.shape[1], began)
+
+
+def _checked_table(estimator: Stationary, X: Any) -> Any:
+    """A table to learn from: a float array, or a DataFrame with categories."""
+    if has_categories(X):
+        check_column_names(X)
+        return X.reset_index(drop=True)
+    options: Any = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": 2}
+    return check_array(as_numpy(X), estimator=estimator, input_name="X", **options)
+
+
+def _columns_of_training(estimator: Stationary, X: Any) -> pd.DataFrame:
+    """New rows as a DataFrame with the columns of training, in their order."""
+    if not isinstance(X, pd.DataFrame):
+        raise ValueError(
+            f"X must be a DataFrame, as in training, for it has categories; got {type(X).__name__} instead."
+        )
+    if len(X) == 0:
+        raise ValueError("X has no rows: found array with 0 sample(s).")
+    names, features = getattr(estimator, "feature_names_in_", None), estimator.n_features_in_
+    if names is None:  # names that are not texts: columns count by their place
+        if X.shape[1] != features:
+            raise ValueError(f"X has {X.shape[1]} features, but {features} features were there in training.")
+        table = X.reset_index(drop=True)
+    else:
+        missing = [name for name in names if name not in X.columns]
+        if missing:
+            raise ValueError(f"X lacks the column {missing[0]!r} that was there in training.")
+        table = X.loc[:, list(names)].reset_index(drop=True)
+    check_column_names(table)
+    return table
+
+
 def _take(table: Any, rows: np.ndarray) -> Any:
     """Some rows of an array or a DataFrame."""
     return table[rows] if isinstance(table, np.ndarray) else table.iloc[rows].reset_index(drop=True)
@@ -346,10 +352,12 @@ def merge_equal_rows(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[
     The kinds come in an order that depends on their values alone. So a fit depends neither on the order of rows nor on whether a
     row is repeated or has more weight, and no row judges a member that has learnt from an equal row.
     """
-    both = np.ascontiguousarray(np.column_stack([x, y.reshape(len(y), -1)]).astype(np.float64) + 0.0)  # −0 becomes 0
-    both[np.isnan(both)] = np.nan  # the same bits for every NaN
-    keys = both.view(np.dtype((np.void, both.dtype.itemsize * both.shape[1])))[:, 0]
+    entries = np.ascontiguousarray(np.column_stack([x, y.reshape(len(y), -1)]).astype(np.float64) + 0.0)  # −0 becomes 0
+    entries[np.isnan(entries)] = np.nan  # the same bits for every NaN
+    keys = entries.view(np.dtype((np.void, entries.dtype.itemsize * entries.shape[1])))[:, 0]
     _, first, number = np.unique(keys, return_index=True, return_inverse=True)
     # Sorted by the first columns and then the target, so that the order does not depend on units.
-    order = np.lexsort([both[first, -1], *(both[first, column] for column in reversed(range(min(3, x.shape[1]))))])
+    order = np.lexsort(
+        [entries[first, -1], *(entries[first, column] for column in reversed(range(min(3, x.shape[1]))))]
+    )
     return first[order], np.bincount(number.ravel(), weight)[order]

@@ -34,34 +34,22 @@ from bochner.members.member import (
 from bochner.members.plan import Plan, make_plan
 from bochner.members.settings import Task
 from bochner.members.tuning import TrainingRows
-from bochner.predictive import not_spoken_against
+from bochner.predictive import within_error_of_best
 from bochner.priors.spectra import Spectrum
 from bochner.training.threads import one_thread
 
 AMPLITUDES = tuple(2.0**k for k in range(7))  # choices of the prior standard deviation of a latent function
-LENGTHSCALES = tuple(
-    2.0**k for k in range(-3, 3)
-)  # choices, in median distances of rows; longer ones return to the prior too late
+# Choices of the lengthscale, in median distances of rows; longer ones return to the prior too late.
+LENGTHSCALES = tuple(2.0**k for k in range(-3, 3))
 NETWORK_AMPLITUDES = (1.0, 2.0, 4.0, 8.0)  # choices of the amplitude for heads on networks
-NETWORK_LENGTHSCALES = (
-    2.0,
-    4.0,
-    8.0,
-)  # choices for heads on networks, in lengthscales of the layer that a network was trained with
+# Choices for heads on networks, in lengthscales of the layer that a network was trained with.
+NETWORK_LENGTHSCALES = (2.0, 4.0, 8.0)
 NETWORK_LENGTHSCALE_START = 4.0  # the most frequent choice: the search begins here
 DECIDING_NETWORKS = 2  # number of networks whose held-out rows choose lengthscale and amplitude for all networks
 MAX_LOSS_OF_LARGER_AMPLITUDE = 0.02  # nats per row below the best amplitude so far; beyond, no larger one is tried
 MAX_TRIAL_ROWS = 2000  # largest number of rows that a head learns from which is judged
-AVERAGED_SHARES = (
-    0.0,
-    0.001,
-    0.003,
-    0.01,
-    0.03,
-    0.1,
-    0.3,
-    1.0,
-)  # choices of the share of the variance left to average over
+# Choices of the share of the variance left that probabilities are averaged over.
+AVERAGED_SHARES = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 MIN_PROBABILITY = 1e-6  # smallest probability of a row that judges, so that a single row cannot exclude a member
 
 
@@ -192,8 +180,8 @@ def choose_scale(rows: TrainingRows, spectrum: Spectrum, unit: Tensor) -> _Choic
 def median_distance(x: Tensor) -> float:
     """Median distance of rows that differ; 1 where all rows are equal."""
     distance = squared_distances(x, x)
-    apart = distance[distance > 1e-9]
-    return math.sqrt(float(apart.median())) if len(apart) else 1.0
+    positive = distance[distance > 1e-9]
+    return math.sqrt(float(positive.median())) if len(positive) else 1.0
 
 
 def _wide(rows: TrainingRows, plan: Plan, task: Task, spectrum: Spectrum) -> Candidate:
@@ -205,11 +193,10 @@ def _wide(rows: TrainingRows, plan: Plan, task: Task, spectrum: Spectrum) -> Can
     task.clock.check()
     phi = features_at_first_rows(spectrum, unit * choice.scale, rows.x, plan.order, settings.wide_anchors)
     amplitude = choice.amplitude
-    if (
-        len(rows) > 2 * settings.tuning_rows
-    ):  # with many more rows than tuning used, held-out rows choose the amplitude again
-        near = [a for a in AMPLITUDES if choice.amplitude / 2 <= a <= 4 * choice.amplitude]
-        amplitude = _choose_amplitude([(phi, rows)], plan, near).amplitude
+    # With many more rows than tuning used, held-out rows choose the amplitude again.
+    if len(rows) > 2 * settings.tuning_rows:
+        amplitudes = [a for a in AMPLITUDES if choice.amplitude / 2 <= a <= 4 * choice.amplitude]
+        amplitude = _choose_amplitude([(phi, rows)], plan, amplitudes).amplitude
     final = SoftmaxHead.fit(phi, rows[plan.order[: settings.head_rows]], amplitude)
     judged = [
         # The problem is convex: it has one optimum, wherever the search begins.
@@ -235,7 +222,7 @@ def choose_averaging(latent: Tensor, variance: Tensor, rows: TrainingRows) -> fl
             for share in AVERAGED_SHARES
         ]
     )
-    accepted = not_spoken_against(logs, rows.weight).tolist()
+    accepted = within_error_of_best(logs, rows.weight).tolist()
     return max(share for share, ok in zip(AVERAGED_SHARES, accepted, strict=True) if ok)
 
 

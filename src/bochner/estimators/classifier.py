@@ -10,7 +10,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
-from bochner.estimators.base import Stationary, Training
+from bochner.estimators.base import Stationary, Training, checked_training
 from bochner.estimators.checks import as_numpy, check_row_weights, check_same_rows, named_errors
 from bochner.estimators.classification import ClassMixture, fit_classes
 from bochner.members.features import FEATURE_CHUNK_ROWS
@@ -61,10 +61,10 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         labels = self._labels(y, warn=True)
         with named_errors("y"):
             check_classification_targets(labels)
-        everything = np.unique(labels)
-        training = self._training(X, np.searchsorted(everything, labels), sample_weight)
-        there, numbers = np.unique(training.y, return_inverse=True)  # a weight of 0 may leave a class out
-        classes = everything[there]
+        all_labels = np.unique(labels)
+        training = checked_training(self, X, np.searchsorted(all_labels, labels), sample_weight)
+        present, numbers = np.unique(training.y, return_inverse=True)  # a weight of 0 may leave a class out
+        classes = all_labels[present]
         if len(classes) < 2:
             raise ValueError(
                 f"The y parameter must hold at least two classes, got one class only: {str(classes[0])!r}."
@@ -76,8 +76,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             return [fit_classes(part.x, target, part.weight, len(classes), task)]
 
         training, mixtures = self._fit_mixtures(training, fit, training.y)
-        self._remember(training, mixtures)
-        self.classes_ = classes
+        self._remember(training, mixtures, classes_=classes)
         return training
 
     def partial_fit(
@@ -96,8 +95,8 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             forgetting_factor: What every earlier row counts from now on, beside 1 for a new one; below 1 for data that drift.
         """
         if classes is not None:
-            there = self.classes_ if hasattr(self, "classes_") else np.unique(self._labels(y))
-            if lacking := [label for label in as_numpy(classes) if label not in there]:
+            learnt = self.classes_ if hasattr(self, "classes_") else np.unique(self._labels(y))
+            if lacking := [label for label in as_numpy(classes) if label not in learnt]:
                 raise ValueError(f"The first y must hold a row of every class, and lacks {str(lacking[0])!r}.")
         if not hasattr(self, "mixtures_"):
             return self.fit(X, y, sample_weight)
@@ -108,8 +107,8 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         labels = self._labels(y)
         with named_errors("y"):
             at = np.searchsorted(self.classes_, labels).clip(max=len(self.classes_) - 1)
-            if not (known := self.classes_[at] == labels).all():
-                raise ValueError(f"The y parameter holds a class that was not learnt: {str(labels[~known][0])!r}.")
+            if not (learnt := self.classes_[at] == labels).all():
+                raise ValueError(f"The y parameter holds a class that was not learnt: {str(labels[~learnt][0])!r}.")
         return at
 
     def _labels(self, y: Any, warn: bool = False) -> np.ndarray:

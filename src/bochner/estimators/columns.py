@@ -53,17 +53,17 @@ def _spread(share: float) -> float:
 
 def _number_column(name: str, values: np.ndarray, weight: np.ndarray) -> Column:
     """Learns mean, scale and share of missing values of a number."""
-    there = ~np.isnan(values)
-    if not there.any():
+    present = ~np.isnan(values)
+    if not present.any():
         raise ValueError(f"Column {name} of X has no values; leave it out.")
-    if float(np.abs(values[there]).max()) > MAX_VALUE:
+    if float(np.abs(values[present]).max()) > MAX_VALUE:
         raise ValueError(f"Column {name} of X holds values beyond {MAX_VALUE:g} in size; rescale or clip it first.")
-    mean = float(np.average(values[there], weights=weight[there]))
-    scale = math.sqrt(float(np.average((values[there] - mean) ** 2, weights=weight[there])))
+    mean = float(np.average(values[present], weights=weight[present]))
+    scale = math.sqrt(float(np.average((values[present] - mean) ** 2, weights=weight[present])))
     if scale <= 1e-12 * abs(mean) or scale == 0:
         # The spread of a constant column consists of rounding errors only.
-        mean, scale = float(values[there][0]), max(1.0, abs(mean))
-    return Column(name, mean, scale, float(weight[~there].sum() / weight.sum()))
+        mean, scale = float(values[present][0]), max(1.0, abs(mean))
+    return Column(name, mean, scale, float(weight[~present].sum() / weight.sum()))
 
 
 def _category_column(name: str, values: np.ndarray, weight: np.ndarray) -> Column:
@@ -119,8 +119,8 @@ class Columns:
         """Rows as standardised inputs, (n, inputs), from an array, a DataFrame, or arrays by name in the order of training."""
         plain: list[np.ndarray] = []
         unseen: list[np.ndarray] = []
-        known = [column.categories is not None for column in self.columns]
-        for column, (_, values, is_number) in zip(self.columns, _values(table, known), strict=True):
+        categorical = [column.categories is not None for column in self.columns]
+        for column, (_, values, is_number) in zip(self.columns, _values(table, categorical), strict=True):
             if column.categories is not None:
                 inputs, strange = self._category(column, values.astype(str))
                 plain.append(inputs)
@@ -146,13 +146,13 @@ class Columns:
         """Inputs of a category, (n, values), and which rows hold a value that was never seen."""
         levels = np.array(column.categories)
         at = np.searchsorted(levels, values).clip(max=len(levels) - 1)
-        known = levels[at] == values
+        learnt = levels[at] == values
         shares = np.array(column.shares)
         onehot = np.zeros((len(values), len(levels)))
-        onehot[np.nonzero(known)[0], at[known]] = 1.0
-        onehot[~known] = shares  # the mean of the training rows; the input that says 'never seen' makes the distance
+        onehot[np.nonzero(learnt)[0], at[learnt]] = 1.0
+        onehot[~learnt] = shares  # the mean of the training rows; the input that says 'never seen' makes the distance
         spreads = np.array([_spread(share) for share in column.shares])
-        return (onehot - shares) / (spreads * math.sqrt(len(levels))), ~known
+        return (onehot - shares) / (spreads * math.sqrt(len(levels))), ~learnt
 
 
 def _values(table: Any, categorical: list[bool] | None = None) -> list[tuple[str, np.ndarray, bool]]:

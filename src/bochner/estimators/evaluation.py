@@ -93,15 +93,15 @@ def forecast(estimator: Any, x: Any, y: np.ndarray | None = None, coverage: floa
     return Forecast(torch.cat(values).cpu().numpy(), torch.cat(scores).cpu().numpy(), log_density)
 
 
-def forecast_metrics(estimator: Any, y: np.ndarray, said: Forecast) -> dict[str, float]:
+def forecast_metrics(estimator: Any, y: np.ndarray, rows: Forecast) -> dict[str, float]:
     """Metrics of what a fitted estimator says of rows that it has not learnt from, and the share of rows beyond its threshold.
 
     Args:
         estimator: The estimator.
         y: The targets of the rows.
-        said: The forecast of the rows, with these targets.
+        rows: The forecast of the rows, with these targets.
     """
-    common = {"rows": len(y), "flagged": float(np.mean(said.scores > estimator.ood_threshold_))}
-    if said.log_density is None:
-        return common | class_metrics(np.searchsorted(estimator.classes_, y), said.values)
-    return common | mixture_metrics(y, said.values[:, 0], said.log_density, said.values[:, 2:])
+    common = {"rows": len(y), "flagged": float(np.mean(rows.scores > estimator.ood_threshold_))}
+    if rows.log_density is None:
+        return common | class_metrics(np.searchsorted(estimator.classes_, y), rows.values)
+    return common | mixture_metrics(y, rows.values[:, 0], rows.log_density, rows.values[:, 2:])

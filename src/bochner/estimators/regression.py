@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bochner.estimators.base import Training
 from bochner.estimators.mixture import NormalMixture, stacking_weights
 from bochner.estimators.spread import Spread, learn_spread
-from bochner.estimators.targets import TargetMap, possible_maps
+from bochner.estimators.targets import TargetMap, as_tensor, possible_maps
 from bochner.members.extractors import Extractors, train_extractors
 from bochner.members.features import KernelFeatures
 from bochner.members.heads import GaussianHead, sums_of
@@ -37,11 +38,8 @@ from bochner.priors.spectra import Spectrum
 # Choices for heads on networks, and for heads on the columns of tables with more rows than hyperparameters are tuned on.
 NOISES = tuple(2.0 ** (k / 2) for k in range(-14, 3))  # noise, in standard deviations of the target
 AMPLITUDES = (0.5, 1.0, 2.0, 4.0, 8.0)  # prior standard deviations of f
-NETWORK_LENGTHSCALES = (
-    2.0,
-    4.0,
-    8.0,
-)  # for heads on networks, in lengthscales of the layer that a network was trained with
+# For heads on networks, in lengthscales of the layer that a network was trained with.
+NETWORK_LENGTHSCALES = (2.0, 4.0, 8.0)
 NETWORK_LENGTHSCALE_START = 4.0  # the most frequent choice: the search begins here
 MAX_TRIAL_ROWS = 6000  # largest number of rows that heads learn from while lengthscales are chosen
 
@@ -143,6 +141,13 @@ class FitRows:
         return TrainingRows(self.x, target_map.forward(self.y)[:, None], self.weight)
 
 
+def fit_targets(training: Training, task: Task) -> list[RegressionMixture]:
+    """A mixture for each target of the training data."""
+    x, weight = training.x, training.weight
+    targets = training.y.reshape(len(training.y), -1).T
+    return [fit_regression(x, as_tensor(target, x), weight, task) for target in targets]
+
+
 def fit_regression(x: Tensor, y: Tensor, weight: Tensor, task: Task) -> RegressionMixture:
     """Fits a mixture to rows x, (n, d), targets y, (n,), and weights."""
     plan = make_plan(len(x), None, task.settings, torch.Generator().manual_seed(task.seed)).to(x.device)
@@ -195,7 +200,7 @@ def _by_column(table: FitRows, target_map: TargetMap, start: Hyperparameters) ->
     """For every kernel a head with a lengthscale for each column; the ratios of lengthscales suit the first kernel."""
     plan, task, rows = table.plan, table.task, table.rows(target_map)
     subsets = [plan.tuning]
-    if not plan.apart:  # there are many lengthscales, so they are tuned again without each part that judges
+    if not plan.separate:  # there are many lengthscales, so they are tuned again without each part that judges
         subsets += [plan.tuning_without(number, task.settings) for number in range(len(plan.folds))]
     points = [_tuned(rows[at], task.spectra[0], task, start, columns_move=True) for at in subsets]
     heads = [_wide(table, target_map, task.spectra[0], points[0], points[1:])]
@@ -242,9 +247,7 @@ def _wide(
             phi, sums = whole, total - sums_of(whole, rows[fold])
         parts.append(JudgedPart(phi, sums, rows[fold]))
     scales = None
-    if (
-        len(rows) > task.settings.tuning_rows
-    ):  # with more rows than tuning used, held-out rows choose noise and amplitude again
+    if len(rows) > task.settings.tuning_rows:  # rows that did not tune choose noise and amplitude again
         scales = best_scales(parts)
     judged = [
         part.judge(*(scales or (point.noise, point.amplitude))) for part, point in zip(parts, points, strict=True)
@@ -280,8 +283,8 @@ def best_scales(parts: list[JudgedPart]) -> tuple[float, float]:
         turned, projection = phi @ vectors, (vectors.mT @ part.sums.projection)[:, 0]
         covariance = 1 / (values.clamp(min=0) / variance + 1 / prior)  # noises × amplitudes × features
         mean = torch.einsum("nk,sak,k->san", turned, covariance / variance, projection)
-        rest = (1 - phi.square().sum(1)).clamp(min=0)
-        spread = torch.einsum("nk,sak->san", turned.square(), covariance) + prior * rest + variance
+        unexplained = (1 - phi.square().sum(1)).clamp(min=0)
+        spread = torch.einsum("nk,sak->san", turned.square(), covariance) + prior * unexplained + variance
         density = normal_log_density(part.rows.y[:, 0], mean, spread.sqrt())
         scores += (density * part.rows.weight).sum(-1)
     best = divmod(int(scores.argmax()), len(AMPLITUDES))

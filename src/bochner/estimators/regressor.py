@@ -11,7 +11,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils import check_array
 from torch import Tensor
 
-from bochner.estimators.base import Stationary, Training
+from bochner.estimators.base import Stationary, Training, checked_training
 from bochner.estimators.checks import (
     MAX_DRAWS,
     as_numpy,
@@ -23,11 +23,10 @@ from bochner.estimators.checks import (
 )
 from bochner.estimators.columns import MAX_VALUE
 from bochner.estimators.mixture import NormalMixture
-from bochner.estimators.regression import RegressionMixture, fit_regression, mapped_mean
+from bochner.estimators.regression import RegressionMixture, fit_targets, mapped_mean
 from bochner.estimators.targets import as_tensor
 from bochner.members.features import FEATURE_CHUNK_ROWS
 from bochner.members.member import Inputs, Member
-from bochner.members.settings import Task
 
 ROOT_JITTER = 1e-9  # of the mean variance: keeps covariances of many rows positive definite
 
@@ -61,30 +60,12 @@ class StationaryRegressor(RegressorMixin, Stationary):
     prior_std_: Any
     noise_: Any
     log_marginal_likelihood_: float
+    _one_target: bool
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-    def _targets(self, y: Any) -> np.ndarray:
-        """Checked targets, (n,) or (n, k)."""
-        if y is None:
-            raise ValueError("This StationaryRegressor requires y to be passed, but the target y is None.")
-        options: Any = {"ensure_2d": False, "dtype": np.float64, "input_name": "y"}
-        try:
-            with named_errors("y"):
-                y = check_array(as_numpy(y), estimator=self, **options)
-        except ValueError as error:
-            if "could not convert string" in str(error):
-                message = f"The y parameter must hold numbers ({error}); for classes use StationaryClassifier."
-                raise ValueError(message) from error
-            raise
-        if y.ndim > 2 or y.ndim == 0 or (y.ndim == 2 and y.shape[1] == 0):
-            raise ValueError(f"The y parameter must have shape (n,) or (n, targets), got {y.shape} instead.")
-        if float(np.abs(y).max()) > MAX_VALUE:
-            raise ValueError(f"The y parameter holds values beyond {MAX_VALUE:g} in size; rescale or clip them first.")
-        return np.ascontiguousarray(y)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fits to rows X, (n, d), and targets y, (n,) or (n, k).
@@ -100,8 +81,8 @@ class StationaryRegressor(RegressorMixin, Stationary):
     def _learn(self, X: Any, y: Any, sample_weight: Any) -> Training:
         """Fits, and returns the rows that the mixtures were fitted to."""
         self.check_parameters()
-        y = self._targets(y)
-        training = self._training(X, y, sample_weight)
+        y = _checked_targets(self, y)
+        training = checked_training(self, X, y, sample_weight)
         columns = training.y.reshape(len(training.y), -1).T
         for number, target in enumerate(columns):
             if target.max() == target.min():
@@ -110,21 +91,13 @@ class StationaryRegressor(RegressorMixin, Stationary):
                     f"The y parameter must hold at least two different values{which}, got {target[0]:g} only."
                 )
 
-        def fit(part: Training, task: Task) -> list[RegressionMixture]:
-            targets = part.y.reshape(len(part.y), -1).T
-            return [fit_regression(part.x, as_tensor(target, part.x), part.weight, task) for target in targets]
-
-        training, mixtures = self._fit_mixtures(training, fit)
-        one_target = y.ndim == 1
-        description = _description(mixtures, one_target, training.x.device)
-        self._remember(training, mixtures)
-        self._one_target = one_target
-        vars(self).update(description)
+        training, mixtures = self._fit_mixtures(training, fit_targets)
+        self._remember(training, mixtures, _one_target=y.ndim == 1)
         return training
 
     def _target_numbers(self, y: Any) -> np.ndarray:
         """Targets as the moments of batches take them, (n,) or (n, k)."""
-        targets = self._targets(y)
+        targets = _checked_targets(self, y)
         if targets.size != len(targets) * len(self.mixtures_):
             raise ValueError(
                 f"The y parameter must hold {len(self.mixtures_)} targets, got shape {targets.shape} instead."
@@ -133,7 +106,13 @@ class StationaryRegressor(RegressorMixin, Stationary):
 
     def _describe(self) -> None:
         """Sets the fitted attributes that follow from the mixtures."""
-        vars(self).update(_description(self.mixtures_, self._one_target, torch.device(self._device())))
+        device = torch.device(self._device())
+        stds = [float(mixture.prior(device).moments()[1]) for mixture in self.mixtures_]
+        noises = [_noise(mixture) for mixture in self.mixtures_]
+        self.prior_std_ = stds[0] if self._one_target else np.array(stds)
+        self.noise_ = noises[0] if self._one_target else np.array(noises)
+        evidences = [_heaviest_on_columns(mixture).head.log_evidence for mixture in self.mixtures_]
+        self.log_marginal_likelihood_ = float(sum(evidences))
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None, *, forgetting_factor: float = 1.0) -> Self:
         """Takes in more rows. The first call is ``fit``; later ones keep its columns, hyperparameters, networks and weights.
@@ -187,7 +166,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """Log density of each target, (n,); summed over several targets."""
-        y = self._targets(y)
+        y = _checked_targets(self, y)
         x = self._inputs(X)
         check_same_rows(len(x), len(y))
         targets = as_tensor(y.reshape(len(y), -1), x)
@@ -206,7 +185,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Coefficient of determination R² of the predicted means; the mean over several targets."""
-        targets, mean = self._targets(y), self.predict(X)
+        targets, mean = _checked_targets(self, y), self.predict(X)
         check_same_rows(len(mean), len(targets))
         if targets.size != mean.size:
             raise ValueError(
@@ -228,16 +207,24 @@ class StationaryRegressor(RegressorMixin, Stationary):
         return samples[..., 0] if self._one_target else samples
 
 
-def _description(mixtures: list[RegressionMixture], one_target: bool, device: torch.device) -> dict[str, Any]:
-    """Fitted attributes that follow from the mixtures: a number for a single target, else one for each target."""
-    stds = [float(mixture.prior(device).moments()[1]) for mixture in mixtures]
-    noises = [_noise(mixture) for mixture in mixtures]
-    evidences = [_heaviest_on_columns(mixture).head.log_evidence for mixture in mixtures]
-    return {
-        "prior_std_": stds[0] if one_target else np.array(stds),
-        "noise_": noises[0] if one_target else np.array(noises),
-        "log_marginal_likelihood_": float(sum(evidences)),
-    }
+def _checked_targets(estimator: StationaryRegressor, y: Any) -> np.ndarray:
+    """Checked targets, (n,) or (n, k)."""
+    if y is None:
+        raise ValueError("This StationaryRegressor requires y to be passed, but the target y is None.")
+    options: Any = {"ensure_2d": False, "dtype": np.float64, "input_name": "y"}
+    try:
+        with named_errors("y"):
+            y = check_array(as_numpy(y), estimator=estimator, **options)
+    except ValueError as error:
+        if "could not convert string" in str(error):
+            message = f"The y parameter must hold numbers ({error}); for classes use StationaryClassifier."
+            raise ValueError(message) from error
+        raise
+    if y.ndim > 2 or y.ndim == 0 or (y.ndim == 2 and y.shape[1] == 0):
+        raise ValueError(f"The y parameter must have shape (n,) or (n, targets), got {y.shape} instead.")
+    if float(np.abs(y).max()) > MAX_VALUE:
+        raise ValueError(f"The y parameter holds values beyond {MAX_VALUE:g} in size; rescale or clip them first.")
+    return np.ascontiguousarray(y)
 
 
 def _noise(mixture: RegressionMixture) -> float:

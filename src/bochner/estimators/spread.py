@@ -20,15 +20,11 @@ from bochner.priors.spectra import RBF
 from bochner.training.threads import one_thread
 
 MAX_ANCHORS = 200  # largest number of anchors: a spread changes slowly with the inputs
-LENGTHSCALES = (
-    1.0,
-    2.0,
-    4.0,
-)  # lengthscales of h that are tried, in standard deviations of the mean and of typical columns
+# Lengthscales of h that are tried, in standard deviations of the mean and of typical columns.
+LENGTHSCALES = (1.0, 2.0, 4.0)
 PRIOR_SLOPE = 0.5  # prior standard deviation of h over its lengthscale: the same typical slope for every lengthscale
-MIN_GAIN = (
-    5.0  # nats of held-out log density for a spread that is not constant; with less, small tables are overconfident
-)
+# Nats of held-out log density that a spread must gain over a constant one; with less, small tables are overconfident.
+MIN_GAIN = 5.0
 MAX_LOG_FACTOR = 2.0  # largest |h|: a factor of seven
 
 

@@ -65,9 +65,9 @@ def arc_data(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x + 0.12 * rng.normal(size=x.shape), label
 
 
-def ring(distance: float, count: int = 100) -> np.ndarray:
-    """Points at a distance from the origin, evenly over all directions: (count, 2)."""
-    turn = np.linspace(0, 2 * math.pi, count, endpoint=False)
+def ring(distance: float) -> np.ndarray:
+    """Points at a distance from the origin, evenly over all directions: (100, 2)."""
+    turn = np.linspace(0, 2 * math.pi, 100, endpoint=False)
     return distance * np.stack([np.cos(turn), np.sin(turn)], 1)
 
 

@@ -19,6 +19,7 @@ from bochner.posteriors.learning_rate import DivergedError
 from bochner.priors.activations import link
 
 Parameters = dict[str, Tensor]
+RATE_RANGE = (0.001, 3.0)  # learning rates of SWAG that the published code tries
 
 
 def decay(epochs: int) -> Callable[[float], float]:
@@ -29,18 +30,16 @@ def decay(epochs: int) -> Callable[[float], float]:
     return lambda progress: factors[round(progress * epochs)]
 
 
-def linear_search(
-    score: Callable[[float], float], *, bounds: tuple[float, float] = (0.001, 3.0), trials: int = 12
-) -> tuple[float, list[tuple[float, float]]]:
+def linear_search(score: Callable[[float], float], *, trials: int = 12) -> tuple[float, list[tuple[float, float]]]:
     """The published search for SWAG's learning rate: the lowest score on an even grid; scores that are not finite do not count.
 
     Returns:
         The best rate, and all pairs of rate and score.
     """
-    tried = [(float(rate), float(score(float(rate)))) for rate in np.linspace(*bounds, trials)]
+    tried = [(float(rate), float(score(float(rate)))) for rate in np.linspace(*RATE_RANGE, trials)]
     finite = [pair for pair in tried if math.isfinite(pair[1])]
     if not finite:
-        raise DivergedError(f"No learning rate between {bounds[0]} and {bounds[1]} gave a finite score.")
+        raise DivergedError(f"No learning rate between {RATE_RANGE[0]} and {RATE_RANGE[1]} gave a finite score.")
     return min(finite, key=lambda pair: pair[1])[0], tried
 
 

@@ -128,8 +128,8 @@ class PublishedLaplace:
         num, rows = x.shape[0], x.shape[1]
         if not x.is_cuda:
             return max(1, 2000 // (scales * rows)), rows, 1
-        most = max(1, 200_000 // (num * scales))
-        return num, min(rows, most), max(1, most // rows)
+        row_draws = max(1, 200_000 // (num * scales))
+        return num, min(rows, row_draws), max(1, row_draws // rows)
 
     def _noise(self, seed: int) -> list[Tensor]:
         """The standard normal matrices of one draw, a layer after the other."""

@@ -61,13 +61,13 @@ def fit_within_budget(seconds: float, attempt: Callable[[float, Clock], Result],
             assert best is not None, "the first attempt has no deadline"
             say("the time is over; the fit before this one is used")
             return best
-        took, left = time.perf_counter() - start, deadline - time.perf_counter()
-        say(f"a fit with {100 * effort:.0f} % of the full effort took {took:.1f} s; {max(left, 0):.1f} s are left")
+        elapsed, left = time.perf_counter() - start, deadline - time.perf_counter()
+        say(f"a fit with {100 * effort:.0f} % of the full effort took {elapsed:.1f} s; {max(left, 0):.1f} s are left")
         if previous is not None:
-            exponent = math.log(took / previous[1]) / math.log(effort / previous[0])
+            exponent = math.log(elapsed / previous[1]) / math.log(effort / previous[0])
             exponent = min(max(exponent, TIME_EXPONENT_RANGE[0]), TIME_EXPONENT_RANGE[1])
-        previous = effort, took
-        growth = min(MAX_EFFORT_GROWTH, max(0.0, MAX_TIME_SHARE * left / took) ** (1 / exponent))
+        previous = effort, elapsed
+        growth = min(MAX_EFFORT_GROWTH, max(0.0, MAX_TIME_SHARE * left / elapsed) ** (1 / exponent))
         if effort == 1 or (growth < MIN_EFFORT_GROWTH and growth * effort < 1):
             return best
         effort, clock = min(1.0, growth * effort), Clock(deadline)

@@ -31,9 +31,7 @@ from bochner.training.optimizers import light_adam
 MAX_OUTPUT_SPREAD = 10.0
 SPREAD_ROWS = 1000  # number of rows that the spread of the outputs is computed on
 BYPASS_DIVISOR = 4.0  # divisor of columns that bypass a network: distances of typical rows are then about a third
-OUTPUT_FACTORS = tuple(
-    2.0 ** (k / 4) for k in range(-12, 3)
-)  # choices of a factor on the outputs of an overconfident network
+OUTPUT_FACTORS = tuple(2.0 ** (k / 4) for k in range(-12, 3))  # choices of a factor on the outputs of a network
 SEEDS_PER_ROUND = 1000  # difference of the seeds of two rounds of training: more than there are networks
 NETWORK_CHUNK_ROWS = 4096  # rows that a network computes at a time
 
@@ -127,9 +125,9 @@ def train_extractors(task: Task, rows: TrainingRows, target: Tensor, plan: Plan,
     target = target.float() if target.is_floating_point() else target
     intervals = Intervals.of(inputs, task.settings.intervals, task.settings.all_intervals)
     recipe = recipe_for(learn.shape[1], task.settings)
-    done: dict[int, nn.Module] = {}
+    trained: dict[int, nn.Module] = {}
     for rate in (task.settings.network_rate, task.settings.network_rate / 3):
-        left = [number for number in range(len(learn)) if number not in done]
+        left = [number for number in range(len(learn)) if number not in trained]
         task.say(f"training {len(left)} networks for {recipe.epochs} epochs of {learn.shape[1]} rows")
         seeds = [task.seed + number for number in left]
         classes = not target.is_floating_point()
@@ -142,10 +140,10 @@ def train_extractors(task: Task, rows: TrainingRows, target: Tensor, plan: Plan,
         for number, model, diverged in zip(left, models, failed, strict=True):
             extractor = scaled(model.extractor.eval(), model.layer.lengthscale.detach())  # pyright: ignore[reportArgumentType]
             if not diverged and not scattered(extractor, inputs[learn[number, :SPREAD_ROWS]]):
-                done[number] = extractor.requires_grad_(False)
-        if len(done) == len(learn):
-            return Extractors([done[n] for n in range(len(learn))], task.plain, task.groups, task.hidden[-1])
-        task.say(f"{len(learn) - len(done)} networks diverged at a learning rate of {rate:g}")
+                trained[number] = extractor.requires_grad_(False)
+        if len(trained) == len(learn):
+            return Extractors([trained[n] for n in range(len(learn))], task.plain, task.groups, task.hidden[-1])
+        task.say(f"{len(learn) - len(trained)} networks diverged at a learning rate of {rate:g}")
     return None
 
 
@@ -164,23 +162,23 @@ def _train(
     x, y = data
     diverged = fit_map(models, x, y, recipe, **options).diverged.tolist()
     rounds = 1 if any(diverged) else task.settings.rounds_for(options["rows"].shape[1])
-    known = _log_probability(models, x, y, judging) if rounds > 1 else x.new_empty(0)
+    log_probability = _log_probability(models, x, y, judging) if rounds > 1 else x.new_empty(0)
     for number in range(1, rounds):
         before = [{name: value.clone() for name, value in model.state_dict().items()} for model in models]
         seeds = [seed + SEEDS_PER_ROUND * number for seed in options["seed"]]
         fit_map(models, x, y, recipe, **(options | {"seed": seeds}))
-        gains = (_log_probability(models, x, y, judging) - known).split([len(rows) for rows in judging])
+        gains = (_log_probability(models, x, y, judging) - log_probability).split([len(rows) for rows in judging])
         for model, state, gain in zip(models, before, gains, strict=True):
             if not _mean_in_errors(gain) > -2:
                 model.load_state_dict(state)
         now = _log_probability(models, x, y, judging)
-        if not _mean_in_errors(now - known) > 1:
+        if not _mean_in_errors(now - log_probability) > 1:
             for model, state in zip(models, before, strict=True):
                 model.load_state_dict(state)
             break
-        known = now
+        log_probability = now
         task.say(
-            f"after {number + 1} rounds of training, held-out rows have a mean log probability of {known.mean():.3f}"
+            f"after {number + 1} rounds of training, held-out rows have a mean log probability of {log_probability.mean():.3f}"
         )
     return diverged
 

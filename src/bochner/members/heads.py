@@ -87,13 +87,13 @@ class GaussianHead:
         """Features φ, (n, M), products L⁻¹φ with the factor of the precision, (M, n), and the variance that anchors leave, (n,)."""
         phi = self.features(x)
         half = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
-        rest = self.amplitude**2 * (1 - phi.square().sum(1)).clamp(min=0)
-        return phi, half, rest
+        unexplained = self.amplitude**2 * (1 - phi.square().sum(1)).clamp(min=0)
+        return phi, half, unexplained
 
     def predict(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of f at each row, (n,) each."""
-        phi, half, rest = self._whitened(x)
-        return (phi @ self.mean)[:, 0], half.square().sum(0) + rest
+        phi, half, unexplained = self._whitened(x)
+        return (phi @ self.mean)[:, 0], half.square().sum(0) + unexplained
 
     def covariance(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (n,) and covariance (n, n) of f at all rows together."""

@@ -40,7 +40,7 @@ class Inputs:
     def __init__(self, x: Tensor, extractors: "Extractors | None") -> None:
         self.x, self.extractors = x, extractors
         self.deep: dict[int, Tensor] = {}
-        self.said: dict[int, tuple[Tensor, Tensor]] = {}  # by the identity of the head
+        self.predictions: dict[int, tuple[Tensor, Tensor]] = {}  # by the identity of the head
 
     def of(self, network: int | None) -> Tensor:
         """Inputs of a member on this network, or on the columns."""
@@ -53,9 +53,9 @@ class Inputs:
 
     def predicted_by(self, member: Member) -> tuple[Tensor, Tensor]:
         """What the member's head predicts: mean and variance, or latent functions and the variance left."""
-        if id(member.head) not in self.said:
-            self.said[id(member.head)] = member.head.predict(self.of(member.network))
-        return self.said[id(member.head)]
+        if id(member.head) not in self.predictions:
+            self.predictions[id(member.head)] = member.head.predict(self.of(member.network))
+        return self.predictions[id(member.head)]
 
 
 def weighted_variance_left(members: Sequence[Member], inputs: Inputs) -> Tensor:
@@ -68,10 +68,10 @@ def weighted_variance_left(members: Sequence[Member], inputs: Inputs) -> Tensor:
 
 
 def features_at_first_rows(
-    spectrum: Spectrum, lengthscale: Tensor, x: Tensor, order: Tensor, most: int
+    spectrum: Spectrum, lengthscale: Tensor, x: Tensor, order: Tensor, count: int
 ) -> KernelFeatures:
-    """Features with anchors at the first ``most`` rows of a random order."""
-    return KernelFeatures.at(spectrum, lengthscale, x[order[:most]])
+    """Features with anchors at the first ``count`` rows of a random order."""
+    return KernelFeatures.at(spectrum, lengthscale, x[order[:count]])
 
 
 class Scored(Protocol):

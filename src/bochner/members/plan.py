@@ -16,14 +16,14 @@ class Plan:
         order: All rows in random order; classes are spread evenly over it.
         folds: Rows that judge, in parts. Part j is predicted by members that have not learnt from it.
         tuning: Rows that hyperparameters are tuned on.
-        apart: Whether none of the tuning rows judges. Otherwise regression tunes again without each part, and classification does
+        separate: Whether none of the tuning rows judges. Otherwise regression tunes again without each part. Classification does
             not, see :mod:`bochner.estimators.classification`.
     """
 
     order: Tensor
     folds: tuple[Tensor, ...]
     tuning: Tensor
-    apart: bool
+    separate: bool
 
     @property
     def judging(self) -> Tensor:
@@ -33,16 +33,16 @@ class Plan:
     def to(self, device: torch.device) -> "Plan":
         """The same plan with its row numbers on a device."""
         folds = tuple(fold.to(device) for fold in self.folds)
-        return Plan(self.order.to(device), folds, self.tuning.to(device), self.apart)
+        return Plan(self.order.to(device), folds, self.tuning.to(device), self.separate)
 
-    def others(self, fold: int, most: int | None = None) -> Tensor:
-        """Rows outside a part, in random order; with ``most`` only so many, and first those that judge nothing."""
+    def others(self, fold: int, limit: int | None = None) -> Tensor:
+        """Rows outside a part, in random order; with ``limit`` only so many, and first those that judge nothing."""
         outside = self.order[~torch.isin(self.order, self.folds[fold])]
-        return outside if most is None else outside.flip(0)[:most]
+        return outside if limit is None else outside.flip(0)[:limit]
 
     def tuning_without(self, fold: int, settings: Settings) -> Tensor:
         """Rows to tune on where part ``fold`` judges: none of them is in that part."""
-        return self.tuning if self.apart else self.others(fold)[: settings.tuning_rows]
+        return self.tuning if self.separate else self.others(fold)[: settings.tuning_rows]
 
 
 def make_plan(rows: int, labels: Tensor | None, settings: Settings, generator: torch.Generator) -> Plan:
@@ -51,11 +51,11 @@ def make_plan(rows: int, labels: Tensor | None, settings: Settings, generator: t
     if labels is not None:
         order = order[_spread_classes(labels.cpu()[order])]
     judging = min(rows, settings.judging_rows)
-    apart = rows >= judging + settings.tuning_rows
+    separate = rows >= judging + settings.tuning_rows
     folds = settings.folds_for(rows)
     parts = order[:judging].tensor_split(folds)
-    tuning = order[judging:][: settings.tuning_rows] if apart else order[: settings.tuning_rows]
-    return Plan(order, parts, tuning, apart)
+    tuning = order[judging:][: settings.tuning_rows] if separate else order[: settings.tuning_rows]
+    return Plan(order, parts, tuning, separate)
 
 
 def _spread_classes(labels: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bochner.priors.spectra import Spectrum
 
 REAL_SETTINGS = ("column_spread", "network_rate", "member_floor", "unseen_rows")  # the others are integers
+MAX_SETTING = 1e300  # limit of real settings, and one over the smallest
 COUNTS_FROM_ZERO = ("large_rows", "many_rows", "network_rows", "intervals", "all_intervals")  # the others start at 1
 
 
@@ -83,19 +84,13 @@ class Settings:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if name in REAL_SETTINGS:
-                least = 0 if name == "member_floor" else 1e-300
-                if (
-                    not isinstance(value, int | float | np.number)
-                    or isinstance(value, bool)
-                    or not least <= value < 1e300
-                ):
-                    raise ValueError(f"The {name} of Settings must be a positive number, got {value!r} instead.")
+                kind, limit, expected = int | float | np.number, MAX_SETTING, "a positive number"
+                minimum = 0 if name == "member_floor" else 1 / MAX_SETTING
             else:
-                least = 2 if name in ("folds", "folds_large") else 0 if name in COUNTS_FROM_ZERO else 1
-                if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-                    raise ValueError(
-                        f"The {name} of Settings must be an integer of at least {least}, got {value!r} instead."
-                    )
+                minimum = 2 if name in ("folds", "folds_large") else 0 if name in COUNTS_FROM_ZERO else 1
+                kind, limit, expected = Integral, math.inf, f"an integer of at least {minimum}"
+            if not isinstance(value, kind) or isinstance(value, bool) or not minimum <= value < limit:
+                raise ValueError(f"The {name} of Settings must be {expected}, got {value!r} instead.")
 
     def folds_for(self, rows: int) -> int:
         """Number of parts for this many rows."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from bochner.arguments import probability, whole_number
 
-SEEDABLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # layers that a SeededDropout can stand in for
+SEEDABLE_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # layers that a SeededDropout can stand in for
 
 
 class SeededDropout(nn.Module):
@@ -48,9 +48,7 @@ def seeded_dropout(extractors: Sequence[nn.Module], example: torch.Tensor) -> It
     """
     names = [n for n, m in extractors[0].named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
     shapes = _output_shapes(extractors[0], names, example) if names else {}
-    names = [
-        name for name in names if name in shapes
-    ]  # torch's transformer skips its dropout in evaluation: no shape is seen
+    names = [name for name in names if name in shapes]  # torch's transformer skips its dropout in evaluation
     before: list[dict[str, Any]] = [{name: e.get_submodule(name) for name in names} for e in extractors]
     try:
         for extractor, layers in zip(extractors, before, strict=True):
@@ -67,7 +65,7 @@ def seeded_dropout(extractors: Sequence[nn.Module], example: torch.Tensor) -> It
 def _output_shapes(network: nn.Module, names: list[str], example: torch.Tensor) -> dict[str, torch.Size]:
     """Shape of one row of output of each named module, in evaluation; modules that are not used are left out."""
     shapes: dict[str, torch.Size] = {}
-    not_seedable = [n for n in names if type(network.get_submodule(n)) not in SEEDABLE]
+    not_seedable = [n for n in names if type(network.get_submodule(n)) not in SEEDABLE_LAYERS]
     if not_seedable or "" in names:
         raise ValueError(
             f"The networks may hold nn.Dropout and nn.Dropout1d to 3d, got {not_seedable or network} instead."

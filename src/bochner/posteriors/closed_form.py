@@ -24,12 +24,12 @@ from bochner.arguments import dense_tensor, finite_tensor, generator_device, pos
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.predictive import GaussianPredictive
+from bochner.training.batches import Batches, TensorOrLoader, over_batches
 from bochner.training.checks import check_data, check_model
-from bochner.training.loaders import Batches, TensorOrLoader, over_batches
 
-CHUNK = 16_384  # rows of a tensor that are processed at a time
+CHUNK_ROWS = 16_384  # rows of a tensor that are processed at a time
 TUNING_RATE = 0.05  # learning rate of Adam on the logarithms of lengthscale, noise and amplitude
-STRIP = 128  # columns that are multiplied at a time, where only the lower half of a product is needed
+STRIP_COLUMNS = 128  # columns that are multiplied at a time, where only the lower half of a product is needed
 
 
 def cholesky(matrix: Tensor) -> Tensor:
@@ -144,8 +144,8 @@ def dual_log_marginal(model: Model, x: Tensor, y: Tensor) -> tuple[float, Tensor
     with torch.no_grad():
         exact = phi.double()
         matrix = variance * torch.eye(len(x)).to(target)
-        for start in range(0, len(x), STRIP):  # the factorisation reads the lower triangle
-            matrix[start:, start : start + STRIP].addmm_(exact[start:], exact[start : start + STRIP].mT)
+        for start in range(0, len(x), STRIP_COLUMNS):  # the factorisation reads the lower triangle
+            matrix[start:, start : start + STRIP_COLUMNS].addmm_(exact[start:], exact[start : start + STRIP_COLUMNS].mT)
         factor = cholesky(matrix)
         solved = torch.cholesky_solve(target, factor)
         log_det = 2 * factor.diagonal().log().sum() + len(x) * math.log(2 * math.pi)
@@ -171,7 +171,7 @@ class ClosedForm:
         statistics: What is kept of the training data.
     """
 
-    def __init__(self, model: Model, x: TensorOrLoader, y: Tensor | None = None, *, chunk: int = CHUNK) -> None:
+    def __init__(self, model: Model, x: TensorOrLoader, y: Tensor | None = None, *, chunk: int = CHUNK_ROWS) -> None:
         check_model(model)
         if not isinstance(model.likelihood, Gaussian):
             raise ValueError("ClosedForm needs a Gaussian likelihood; for classes use ClosedFormClassifier.")
@@ -194,7 +194,7 @@ class ClosedForm:
         self.mean = torch.cholesky_solve(statistics.projection / self.noise.square(), self.factor)
         self.log_marginal_likelihood = float(statistics.log_marginal(prior, self.noise))
 
-    def update(self, x: TensorOrLoader, y: Tensor | None = None, *, chunk: int = CHUNK) -> None:
+    def update(self, x: TensorOrLoader, y: Tensor | None = None, *, chunk: int = CHUNK_ROWS) -> None:
         """Takes in more rows: the posterior is then that of all rows so far."""
         with torch.no_grad():
             more = Statistics.of(Batches(self.model, x, y, size=chunk))
@@ -242,7 +242,7 @@ def _push_back(model: Model, x: Tensor, y: Tensor, statistics: Statistics) -> No
     gram, projection = statistics.gram.grad, statistics.projection.grad
     assert gram is not None
     assert projection is not None
-    for xb, yb in Batches(model, x, y, size=CHUNK):
+    for xb, yb in Batches(model, x, y, size=CHUNK_ROWS):
         phi = features(model, xb)
         # d/dΦ of <G', Φ'Φ> + <B', Φ'y>, for a symmetric G'.
         push = 2 * phi.detach() @ gram.to(phi) + yb.to(phi) @ projection.to(phi).mT
@@ -257,7 +257,7 @@ def _evidence_gradient(model: Model, x: Tensor, y: Tensor, prior_std: float) -> 
         value, slope = dual_log_marginal(model, x, y)
     else:
         with torch.no_grad():
-            statistics = Statistics.of(Batches(model, x, y, size=CHUNK))
+            statistics = Statistics.of(Batches(model, x, y, size=CHUNK_ROWS))
         statistics.gram.requires_grad_()
         statistics.projection.requires_grad_()
         slope = statistics.log_marginal(prior_precision(model), _noise(model))

@@ -14,12 +14,12 @@ from torch.quasirandom import SobolEngine
 from bochner.arguments import generator_device, whole_number
 from bochner.likelihoods import Categorical
 from bochner.models import Model
-from bochner.posteriors.closed_form import CHUNK, cholesky, features, prior_precision
+from bochner.posteriors.closed_form import CHUNK_ROWS, cholesky, features, prior_precision
 from bochner.predictive import CategoricalPredictive, Predictive
+from bochner.training.batches import Batches, TensorOrLoader, over_batches
 from bochner.training.checks import check_model
-from bochner.training.loaders import Batches, TensorOrLoader, over_batches
 
-KEPT = 2**26  # largest count of float64 features that are kept in memory: half a GiB
+MAX_KEPT_FEATURES = 2**26  # largest count of float64 features that are kept in memory: half a GiB
 
 
 Piece = TypeVar("Piece")  # what features are computed of: inputs, or inputs with labels
@@ -42,7 +42,7 @@ class FeatureRows(Generic[Piece, Computed]):
         for computed in self:
             kept.append(computed)
             size += (computed if isinstance(computed, Tensor) else computed[0]).numel()
-            if size > KEPT:
+            if size > MAX_KEPT_FEATURES:
                 return
         self.kept = kept
 
@@ -65,7 +65,7 @@ class Solver:
 
     steps: int = 100
     full_limit: int = 4000
-    chunk: int = CHUNK
+    chunk: int = CHUNK_ROWS
 
     def __post_init__(self) -> None:
         whole_number("steps", self.steps)

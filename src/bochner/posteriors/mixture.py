@@ -13,7 +13,7 @@ from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predic
 
 Parameters = dict[str, Tensor]
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)  # layers with running statistics
-EXCHANGED = threading.Lock()  # held while a module computes with exchanged parameters: one thread at a time
+EXCHANGE_LOCK = threading.Lock()  # held while a module computes with exchanged parameters: one thread at a time
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def drawn_outputs(model: Model, drawn: Parameters, fixed: Parameters, x: Tensor,
         return functional_call(model, drawn | fixed, (x,))
 
     members = vmap(single, in_dims=(0, 0, 0 if own else None))
-    with EXCHANGED:
+    with EXCHANGE_LOCK:
         return vmap(members, in_dims=(0, None, None))(drawn, fixed, x)
 
 

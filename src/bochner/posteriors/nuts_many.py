@@ -73,12 +73,8 @@ def _run(potential: PotentialOf, start: jax.Array, index: IntArray, sampling: Sa
     """Flat positions of every draw, (samples, chains, size), and the divergences and gradients of each chain, (2, chains)."""
     init, step = hmc(potential_fn_gen=potential, algo="NUTS")
     which, keys = jnp.asarray(index), jax.random.split(jax.random.PRNGKey(sampling.seed), len(index))
-    accept, depth, warmup, samples = (
-        sampling.target_accept,
-        sampling.max_tree_depth,
-        sampling.warmup,
-        sampling.samples,
-    )
+    accept, depth = sampling.target_accept, sampling.max_tree_depth
+    warmup, samples = sampling.warmup, sampling.samples
 
     def begin(position: jax.Array, network: jax.Array, key: jax.Array) -> HMCState:
         return init(
@@ -101,7 +97,7 @@ def _run(potential: PotentialOf, start: jax.Array, index: IntArray, sampling: Sa
 def _start(models: Sequence[Model], chains: int, seed: int) -> tuple[jax.Array, list[int], list[Unravel]]:
     """Flat starting points of all chains, the number of entries that each network uses, and the way back.
 
-    Entries beyond a network's own are padding: standard normal, and nothing depends on them.
+    Entries that a network does not use are padding: standard normal, and nothing depends on them.
     """
     vectors: list[FloatArray] = []
     sizes: list[int] = []

@@ -11,9 +11,9 @@ from torch import Tensor
 from bochner.arguments import finite_tensor, probability, seed_number, whole_number
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
-from bochner.posteriors.mixture import EXCHANGED, drawn_outputs, mixture
+from bochner.posteriors.mixture import EXCHANGE_LOCK, drawn_outputs, mixture
 from bochner.predictive import Predictive
-from bochner.training.loaders import as_model_takes
+from bochner.training.batches import as_model_takes
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,11 @@ class Sampled:
 
     def _drawn(self, x: Tensor, thin: int, group: int) -> Iterator[Tensor]:
         flat = {n: v.flatten(0, 1)[::thin, None] for n, v in self.samples.items()}
-        with EXCHANGED:  # while another thread predicts, the model holds that thread's parameters
+        with EXCHANGE_LOCK:  # while another thread predicts, the model holds that thread's parameters
             fixed = {n: v[None].clone() for n, v in self.model.state_dict().items() if n not in flat}
         for start in range(0, len(next(iter(flat.values()))), group):
-            yield drawn_outputs(self.model.eval(), {n: v[start : start + group] for n, v in flat.items()}, fixed, x)[
-                :, 0
-            ]
+            drawn = {n: v[start : start + group] for n, v in flat.items()}
+            yield drawn_outputs(self.model.eval(), drawn, fixed, x)[:, 0]
 
     def predict(self, x: Tensor, *, thin: int = 1, group: int = 200) -> Predictive:
         """Averages over every ``thin``-th draw, ``group`` of them at a time; each draw brings its own noise."""
@@ -96,7 +95,7 @@ class Sampled:
         noise = None
         if isinstance(self.model.likelihood, Gaussian):
             drawn = self.samples.get("likelihood.log_noise")
-            with EXCHANGED:
+            with EXCHANGE_LOCK:
                 held = self.model.likelihood.noise.detach()
             noise = held if drawn is None else drawn.flatten()[::thin].exp()
         return mixture(self.model, (f for part in self._drawn(x, thin, group) for f in part), noise)

@@ -26,10 +26,10 @@ from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.closed_form_classifier import seed_of
 from bochner.posteriors.learning_rate import DivergedError
-from bochner.posteriors.mixture import BATCH_NORMS, EXCHANGED, Parameters, drawn_outputs, mixture
+from bochner.posteriors.mixture import BATCH_NORMS, EXCHANGE_LOCK, Parameters, drawn_outputs, mixture
 from bochner.predictive import Predictive
+from bochner.training.batches import Batches, TensorOrLoader, over_batches, workers
 from bochner.training.checks import as_list
-from bochner.training.loaders import Batches, TensorOrLoader, over_batches, workers
 from bochner.training.map import Recipe, fit_map, sgd
 
 
@@ -236,7 +236,7 @@ class Swag:
             f = functional_call(self.model, drawn | statistics | fixed, (x,))
             return f, statistics
 
-        with EXCHANGED:
+        with EXCHANGE_LOCK:
             self.model.train()
             momenta = [m.momentum for _, m in norms]
             seen = 0

@@ -24,6 +24,8 @@ from bochner.arguments import LARGEST_NUMBER, generator_device, shown
 from bochner.errors import one_of
 from bochner.priors.arrays import Array, ArrayModule, Number
 
+QUADRATURE_NODES = 40  # of the mixture that stands for Matérn kernels of large ν
+
 
 def log_gamma_log_prob(log_value: Array, shape: float, rate: float, xp: ArrayModule = torch) -> Array:
     r"""Log density of Gamma at $v = e^u$, in terms of $u$: $\alpha\log\beta - \log\Gamma(\alpha) + (\alpha - 1) u - \beta e^u$."""
@@ -289,9 +291,9 @@ def matern(r: Tensor, *, nu: float) -> Tensor:
     return polynomial * torch.exp(-z)
 
 
-def _gamma_quadrature(nu: float, num: int = 40) -> tuple[list[float], list[float]]:
+def _gamma_quadrature(nu: float) -> tuple[list[float], list[float]]:
     """Nodes and weights of E over Gamma(ν, rate ν): the eigenproblem of the Laguerre recurrence, which cannot overflow."""
-    k = np.arange(num)
+    k = np.arange(QUADRATURE_NODES)
     nodes, vectors = scipy.linalg.eigh_tridiagonal(2 * k + nu, np.sqrt(k[1:] * (k[1:] + nu - 1)))
     return (nodes / nu).tolist(), (vectors[0] ** 2).tolist()
 

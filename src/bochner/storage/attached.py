@@ -66,9 +66,9 @@ ANSWER = record(
         "power": number(1e-3, 1e3),
         "edge": number(0.0, 1 - 1e-9),
         "temperature": optional(number(1e-12, 1e12)),
-        "noise": optional(list_of(number(1e-150, 1e110), least=1, most=MAX_OUTPUTS)),
-        "centre": optional(list_of(number(-1e110, 1e110), least=1, most=MAX_OUTPUTS)),
-        "spread": optional(list_of(number(0.0, 1e110), least=1, most=MAX_OUTPUTS)),
+        "noise": optional(list_of(number(1e-150, 1e110), shortest=1, longest=MAX_OUTPUTS)),
+        "centre": optional(list_of(number(-1e110, 1e110), shortest=1, longest=MAX_OUTPUTS)),
+        "spread": optional(list_of(number(0.0, 1e110), shortest=1, longest=MAX_OUTPUTS)),
     }
 )
 HEAD = record(

@@ -7,17 +7,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.estimators.classification import ClassMixture
+from bochner.estimators.classifier import StationaryClassifier
 from bochner.estimators.columns import MAX_INPUT, Column, Columns
 from bochner.estimators.novelty import Novelty
 from bochner.estimators.regression import RegressionMixture
+from bochner.estimators.regressor import StationaryRegressor
 from bochner.estimators.spread import Spread
 from bochner.estimators.targets import TargetMap
 from bochner.members.extractors import Extractors, make_extractor, scaled
 from bochner.members.features import KernelFeatures
 from bochner.members.heads import GaussianHead, SoftmaxHead
 from bochner.members.member import Inputs, Member
+from bochner.members.settings import Settings
 from bochner.networks import Intervals
 from bochner.posteriors.closed_form import Statistics
 from bochner.priors.spectra import RBF, Exponential, Matern, Spectrum
@@ -176,10 +178,16 @@ def _extractors(described: Json, tensors: Tensors, columns: Columns) -> Extracto
 def _for_tables(described: Json, estimator: Any) -> Any:
     """The estimator for tables around the one that learns from numbers and categories."""
     table, target = Table.from_json(described["columns"]), Target.from_json(described["target"])
-    made = TABLE_ESTIMATORS[type(estimator).__name__](**estimator.get_params(deep=False), drop=tuple(described["drop"]))
-    made.table_, made.target_, made.estimator_ = table, target, estimator
-    made.n_features_in_ = len(table.columns)
-    return made
+    estimator_for_tables = TABLE_ESTIMATORS[type(estimator).__name__](
+        **estimator.get_params(deep=False), drop=tuple(described["drop"])
+    )
+    estimator_for_tables.table_, estimator_for_tables.target_, estimator_for_tables.estimator_ = (
+        table,
+        target,
+        estimator,
+    )
+    estimator_for_tables.n_features_in_ = len(table.columns)
+    return estimator_for_tables
 
 
 # ------------------------------------------------------------------ trial predictions

@@ -43,8 +43,8 @@ def number(low: float = -LARGEST_FILE_NUMBER, high: float = LARGEST_FILE_NUMBER)
     """A number from low to high."""
 
     def check(value: Any, place: str) -> None:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        _expect(good, place, f"a number from {low:g} to {high:g}", value)
+        valid = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+        _expect(valid, place, f"a number from {low:g} to {high:g}", value)
 
     return check
 
@@ -53,8 +53,8 @@ def whole(low: int, high: int) -> Rule:
     """A whole number from low to high."""
 
     def check(value: Any, place: str) -> None:
-        good = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-        _expect(good, place, f"a whole number from {low} to {high}", value)
+        valid = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        _expect(valid, place, f"a whole number from {low} to {high}", value)
 
     return check
 
@@ -81,8 +81,8 @@ def one_of(*choices: Any) -> Rule:
     expected = " or ".join(map(reprlib.repr, choices)) if len(choices) < 5 else f"one of {reprlib.repr(list(choices))}"
 
     def check(value: Any, place: str) -> None:
-        good = any(type(value) is type(choice) and value == choice for choice in choices)
-        _expect(good, place, expected, value)
+        valid = any(type(value) is type(choice) and value == choice for choice in choices)
+        _expect(valid, place, expected, value)
 
     return check
 
@@ -97,12 +97,12 @@ def optional(rule: Rule) -> Rule:
     return check
 
 
-def list_of(rule: Rule, least: int = 0, most: int = MAX_LIST_LENGTH) -> Rule:
+def list_of(rule: Rule, shortest: int = 0, longest: int = MAX_LIST_LENGTH) -> Rule:
     """A list whose entries follow a rule."""
 
     def check(value: Any, place: str) -> None:
-        good = isinstance(value, list) and least <= len(value) <= most
-        _expect(good, place, f"a list of {least} to {most} entries", value)
+        valid = isinstance(value, list) and shortest <= len(value) <= longest
+        _expect(valid, place, f"a list of {shortest} to {longest} entries", value)
         for number, entry in enumerate(value):
             rule(entry, f"{place}[{number}]")
 
@@ -192,10 +192,10 @@ def check_entries(rules: Mapping[str, TensorRule], entries: Mapping[str, Entry])
         rule.check_entry(name, entries[name])
 
 
-def rows_of(entries: Mapping[str, Entry], name: str, most: int) -> int:
-    """Number of rows of a declared tensor, from 1 to ``most``."""
+def rows_of(entries: Mapping[str, Entry], name: str, limit: int) -> int:
+    """Number of rows of a declared tensor, from 1 to ``limit``."""
     require(name in entries, f"the tensors lack {name!r}")
     shape = entries[name].shape
     rows = shape[0] if shape else 0
-    require(1 <= rows <= most, f"{name} must have 1 to {most} rows, got shape {shape} instead")
+    require(1 <= rows <= limit, f"{name} must have 1 to {limit} rows, got shape {shape} instead")
     return rows

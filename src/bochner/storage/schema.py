@@ -74,7 +74,7 @@ def _kernel_name(value: Any, place: str) -> None:
 
 
 def _kernel_choice(value: Any, place: str) -> None:
-    (list_of(_kernel_name, least=1, most=100) if isinstance(value, list) else _kernel_name)(value, place)
+    (list_of(_kernel_name, shortest=1, longest=100) if isinstance(value, list) else _kernel_name)(value, place)
 
 
 # ------------------------------------------------------------------ JSON of estimators
@@ -88,7 +88,7 @@ SETTINGS = record(
 PARAMETERS = record(
     {
         "kernel": _kernel_choice,
-        "hidden_layer_sizes": list_of(whole(1, 10**6), most=MAX_LAYERS),
+        "hidden_layer_sizes": list_of(whole(1, 10**6), longest=MAX_LAYERS),
         "false_alarm": number(1e-12, 1 - 1e-12),
         "device": one_of("auto", "cpu", "cuda"),
         "random_state": optional(whole(0, 2**32 - 1)),
@@ -103,7 +103,7 @@ COLUMN = record(
         "mean": FINITE,
         "scale": number(1e-200, 1e110),
         "missing": SHARE,
-        "categories": optional(list_of(label, least=1)),
+        "categories": optional(list_of(label, shortest=1)),
         "shares": list_of(SHARE),
     }
 )
@@ -121,15 +121,15 @@ TARGET_MAP = record(
 )
 MEMBER = {"weight": number(1e-12, 1.0), "network": optional(whole(0, 1000)), "kernel": KERNEL, "amplitude": POSITIVE}
 SUMS = {"noise": POSITIVE, "square": number(0.0, 1e250), "total": number(1e-60, 1e60), "map": TARGET_MAP}
-SPREAD = record(
-    {"constant": number(-1e3, 1e3), "mean_only": truth, "lengthscale": optional(POSITIVE)},
-)
-NETWORKS = record({"count": whole(1, 1000), "widths": list_of(whole(1, 10**6), least=1, most=MAX_LAYERS)})
+SPREAD = record({"constant": number(-1e3, 1e3), "mean_only": truth, "lengthscale": optional(POSITIVE)})
+NETWORKS = record({"count": whole(1, 1000), "widths": list_of(whole(1, 10**6), shortest=1, longest=MAX_LAYERS)})
 MIXTURE = {"networks": optional(NETWORKS)}
 REGRESSION_MIXTURE = record(
-    MIXTURE | {"members": list_of(record(MEMBER | SUMS), least=1, most=MAX_MEMBERS), "spread": SPREAD}
+    MIXTURE | {"members": list_of(record(MEMBER | SUMS), shortest=1, longest=MAX_MEMBERS), "spread": SPREAD}
 )
-CLASS_MIXTURE = record(MIXTURE | {"members": list_of(record(MEMBER | {"averaging": SHARE}), least=1, most=MAX_MEMBERS)})
+CLASS_MIXTURE = record(
+    MIXTURE | {"members": list_of(record(MEMBER | {"averaging": SHARE}), shortest=1, longest=MAX_MEMBERS)}
+)
 TABLE_COLUMN = record(
     {
         **dict.fromkeys((field.name for field in dataclasses.fields(TableColumn)), text),
@@ -145,7 +145,7 @@ TABLE_COLUMN = record(
 TASKS = {"regression": "number", "classification": "category"}  # and the kind of column that the target is
 TABLE = record(
     {
-        "columns": list_of(TABLE_COLUMN, least=1),
+        "columns": list_of(TABLE_COLUMN, shortest=1),
         "target": record({"name": text, "task": one_of(*TASKS), "column": TABLE_COLUMN, "note": text}),
         "drop": list_of(text),
     }
@@ -155,8 +155,8 @@ ESTIMATOR = VERSIONS | {
     "parameters": PARAMETERS,
     "ood_threshold": SHARE,
     "features": whole(1, 10**6),
-    "feature_names": optional(list_of(text, least=1)),
-    "columns": list_of(COLUMN, least=1),
+    "feature_names": optional(list_of(text, shortest=1)),
+    "columns": list_of(COLUMN, shortest=1),
     "unseen": number(1.0, 1e100),
     "table": optional(TABLE),
 }
@@ -175,16 +175,16 @@ ESTIMATORS: dict[str, Rule] = {
         | {
             "estimator": one_of("StationaryRegressor"),
             "one_target": truth,
-            "mixtures": list_of(REGRESSION_MIXTURE, least=1, most=MAX_MEMBERS),
+            "mixtures": list_of(REGRESSION_MIXTURE, shortest=1, longest=MAX_MEMBERS),
         }
     ),
     "StationaryClassifier": record(
         ESTIMATOR
         | {
             "estimator": one_of("StationaryClassifier"),
-            "classes": list_of(_class_label, least=2),
+            "classes": list_of(_class_label, shortest=2),
             "class_type": one_of(*CLASS_TYPES),
-            "mixtures": list_of(CLASS_MIXTURE, least=1, most=1),
+            "mixtures": list_of(CLASS_MIXTURE, shortest=1, longest=1),
         }
     ),
 }
@@ -238,17 +238,20 @@ def _check_members(content: Json) -> None:
 def _check_classes(content: Json) -> None:
     labels, kind = content["classes"], content["class_type"].strip("<|")[0]
     allowed = {"b": bool, "i": int, "u": int, "f": float, "U": str}.get(kind)
-    require(all(type(own) is allowed for own in labels) or allowed is None, "the classes must be of their type")
-    same = len({type(own) for own in labels}) == 1
+    require(
+        all(type(label_value) is allowed for label_value in labels) or allowed is None,
+        "the classes must be of their type",
+    )
+    same = len({type(label_value) for label_value in labels}) == 1
     require(same, "the classes must all be of one type")
     require(all(a < b for a, b in itertools.pairwise(labels)), "the classes must be sorted and differ")
     if isinstance(labels[0], str):
         _check_label_memory(labels, "the classes")
     elif kind in "biuf":
-        held = np.dtype(content["class_type"])
-        inside = kind in "bf" or np.iinfo(held).min <= labels[0] <= labels[-1] <= np.iinfo(held).max
+        dtype = np.dtype(content["class_type"])
+        inside = kind in "bf" or np.iinfo(dtype).min <= labels[0] <= labels[-1] <= np.iinfo(dtype).max
         require(inside, "the classes must fit into their type")
-        require(np.array(labels).astype(held).tolist() == labels, "the classes must fit into their type")
+        require(np.array(labels).astype(dtype).tolist() == labels, "the classes must fit into their type")
 
 
 def _check_table(content: Json) -> None:
@@ -257,11 +260,13 @@ def _check_table(content: Json) -> None:
     _different([column["name"] for column in table["columns"]], "the names of the table's columns")
     for column in [*table["columns"], table["target"]["column"]]:
         _check_table_column(column)
-    made = [TableColumn(**column) for column in table["columns"]]
-    outputs = [(name, column.kind == "category") for column in made for name in column.outputs]
+    columns = [TableColumn(**column) for column in table["columns"]]
+    outputs = [(name, column.kind == "category") for column in columns for name in column.outputs]
     require(names == [name for name, _ in outputs], "the table's columns must become those of the estimator")
-    held = [column["categories"] is not None for column in content["columns"]]
-    require(held == [category for _, category in outputs], "categories of the table must be those of the estimator")
+    categorical = [column["categories"] is not None for column in content["columns"]]
+    require(
+        categorical == [category for _, category in outputs], "categories of the table must be those of the estimator"
+    )
     known = {column["name"] for column in table["columns"]}
     require(set(table["drop"]) <= known, "the columns to leave out must be in the table")
     task, expected = table["target"]["task"], "regression" if "one_target" in content else "classification"

@@ -101,7 +101,8 @@ def as_cells(series: Any) -> Any:
         return np.where(np.isfinite(values), values, np.nan)
     if pd.api.types.is_datetime64_any_dtype(series.dtype):
         return pd.DatetimeIndex(series.dt.tz_localize(None))  # a weekday is that of the place
-    if pd.api.types.infer_dtype(series, skipna=False) == "string":  # far quicker than one by one
+    # Far quicker than one by one. The check of missing cells is ours: of pandas' own type for text, "string" says nothing of them.
+    if pd.api.types.infer_dtype(series, skipna=False) == "string" and not series.hasnans:
         return series.to_numpy(dtype=object)
     return np.array([as_text(value) for value in series], dtype=object)
 

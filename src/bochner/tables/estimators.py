@@ -10,9 +10,11 @@ import pandas as pd
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.estimators.base import Training
 from bochner.estimators.checks import as_numpy, check_row_weights, check_same_rows, check_seed, named_errors
+from bochner.estimators.classifier import StationaryClassifier
+from bochner.estimators.regressor import StationaryRegressor
+from bochner.members.settings import Settings
 from bochner.tables.errors import TableError
 from bochner.tables.table import Signs, Table
 from bochner.tables.targets import Target

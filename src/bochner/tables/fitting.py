@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,8 @@ from bochner.tables.targets import Target
 MIN_ROWS = 10  # rows that a fit needs
 NAME_ROWS = 20  # first rows among which the name of a target is looked for that is no column
 FOOTER_WORDS = frozenset({"total", "totals", "sum", "summe", "gesamt", "итого", "average", "mean"})
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -140,41 +142,43 @@ def read_training(
     sampled = count > len(piece.places)
     frame, texts = piece.frame.drop(columns=target), piece.frame[target]
     problems: list[str] = []
-
-    def collect_problems(work: Callable[[], Any]) -> Any:
-        """The result of a step; None where it fails, and then its problems are noted."""
-        try:
-            return work()
-        except TableError as error:
-            problems.extend(error.problems)
-
     signs = Signs.learn(piece.frame, drop)
-    understood: Any = collect_problems(lambda: Target.learn(target, texts, task, signs.decimal))
-    y, rows = (
-        (np.zeros(0), np.arange(len(frame)))
-        if understood is None
-        else keep_readable(source, piece, understood, not sampled)
-    )
+    understood = _attempt(lambda: Target.learn(target, texts, task, signs.decimal), problems)
+    y, rows = np.zeros(0), np.arange(len(frame))
+    if understood is not None:
+        y, rows = keep_readable(source, piece, understood, not sampled)
     if not skip_bad:
-        collect_problems(source.check_bad)
+        _attempt(source.check_bad, problems)
     frame = frame.iloc[rows].reset_index(drop=True)
     if len(frame) < MIN_ROWS:
         problems.append(f"At least {MIN_ROWS} rows are needed, {path} has {len(frame)} that can be used.")
-    table: Any = collect_problems(lambda: Table.learn(frame, drop, signs))
+    table = _attempt(lambda: Table.learn(frame, drop, signs), problems)
     if understood is not None:
         classes = np.unique(y) if understood.task == "classification" else None
-        collect_problems(lambda: check_added(list(frame.columns), target, classes))
-    if problems or understood is None:
-        if not any(str(path) in line for line in problems):
-            problems.insert(0, f"{path} cannot be fitted:")
-        raise TableError(*problems)
-    used = frame[[column.name for column in table.used]].assign(**{"the target": y})
-    groups = used.groupby(list(used.columns), sort=False, dropna=False).ngroup().to_numpy()
+        _attempt(lambda: check_added(list(frame.columns), target, classes), problems)
+    if problems or understood is None or table is None:
+        heading = [] if any(str(path) in line for line in problems) else [f"{path} cannot be fitted:"]
+        raise TableError(*heading, *problems)
+    groups = _equal_rows(frame[[column.name for column in table.used]], y)
     if repeated := len(groups) - len(np.unique(groups)):
         source.notes.append(f"{repeated} rows repeat another one; equal rows are fitted or tested together")
-    places = np.array(piece.places)[rows]
-    bad, rows = list(source.bad), max(count, len(piece.places))
-    return TrainingTable(frame, y, understood, groups, places, table, source, rows, sampled, bad, source.notes)
+    places, total, bad = np.array(piece.places)[rows], max(count, len(piece.places)), list(source.bad)
+    return TrainingTable(frame, y, understood, groups, places, table, source, total, sampled, bad, source.notes)
+
+
+def _attempt(step: Callable[[], Result], problems: list[str]) -> Result | None:
+    """The result of a step; None where it fails, and then its problems are added to the list."""
+    try:
+        return step()
+    except TableError as error:
+        problems.extend(error.problems)
+        return None
+
+
+def _equal_rows(frame: pd.DataFrame, y: np.ndarray) -> np.ndarray:
+    """A number for each row; rows with equal inputs and target have the same number."""
+    rows = frame.assign(**{"the target": y})
+    return rows.groupby(list(rows.columns), sort=False, dropna=False).ngroup().to_numpy()
 
 
 def check_names(source: Source, target: str, drop: Sequence[str]) -> None:

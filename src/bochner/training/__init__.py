@@ -1,7 +1,7 @@
 """MAP training, of one network or of a stack of networks as a single computation.
 
-``map`` holds ``fit_map`` and its recipes. Behind it: ``checks`` of what comes in, ``loaders`` for rows that come in batches, the
-``stack`` engine with its ``batches``, its networks' ``parts`` and their ``optimizers``, ``randomness`` from seeds and counters,
+``map`` holds ``fit_map`` and its recipes. Behind it: ``checks`` of what comes in, ``batches`` of rows of tensors and
+loaders, the ``stack`` engine with its networks' ``parts`` and their ``optimizers``, ``randomness`` from seeds and counters,
 ``fused`` kernels for a GPU, and how many ``threads`` work.
 """
 

@@ -17,8 +17,8 @@ def as_list(model: Model | Sequence[Model]) -> list[Model]:
         raise ValueError("The model parameter must be a network or a list of at least one, got an empty list.")
     for member in models:
         check_model(member)
-    every = [id(p) for member in models for p in member.parameters()]
-    if len(set(every)) < len(every):
+    parameters = [id(p) for member in models for p in member.parameters()]
+    if len(set(parameters)) < len(parameters):
         raise ValueError(
             "The networks of a stack must not share parameters; give each a layer and likelihood of its own."
         )

@@ -79,9 +79,8 @@ class _BiasWave(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         from bochner.training.fused_kernel import slope
 
-        (slope_or_value,) = (
-            ctx.saved_tensors
-        )  # the value for ReLU: where it is 0 the slope is, elsewhere the slope is constant
+        # The value for ReLU: where it is 0 the slope is 0, elsewhere the slope is constant.
+        (slope_or_value,) = ctx.saved_tensors
         return *slope(grad, slope_or_value, ctx.dtype, ctx.relu, ctx.scale), None, None, None
 
 

@@ -22,9 +22,8 @@ from bochner.errors import one_of
 from bochner.layers import StationaryLayer
 from bochner.models import Model
 from bochner.networks import seeded_dropout
-from bochner.training.batches import LoadedBatches, Minibatches
+from bochner.training.batches import Batches, LoadedBatches, Minibatches, TensorOrLoader, workers
 from bochner.training.checks import as_list
-from bochner.training.loaders import Batches, TensorOrLoader, workers
 from bochner.training.optimizers import adam, sgd
 from bochner.training.stack import Stack
 from bochner.training.threads import one_thread
@@ -264,14 +263,8 @@ def fit_stacks(
 
     def fit(cut: slice, show: bool) -> Fit:
         part_recipe = replace(recipe, lr=rates[cut])
-        options: Any = {
-            "seed": seeds[cut],
-            "rows": data.rows[cut],
-            "num_data": data.num_data,
-            "progress": show,
-            "stop": stop,
-        }
-        return fit_map(models[cut], data.x, data.y, part_recipe, **options)
+        options: Any = {"seed": seeds[cut], "rows": data.rows[cut], "num_data": data.num_data}
+        return fit_map(models[cut], data.x, data.y, part_recipe, **options, progress=show, stop=stop)
 
     if models[0].layer.weight.is_cuda:
         fits = [fit(cut, progress) for cut in cuts]

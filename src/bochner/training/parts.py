@@ -102,10 +102,10 @@ class Part:
     @classmethod
     def of(cls, modules: list[nn.Module], members: slice, prefix: str) -> "Part":
         """Stacks the modules' parameters and buffers."""
-        everything, buffers = stack_module_state(modules)
+        state, buffers = stack_module_state(modules)
         frozen = {n for n, p in modules[0].named_parameters() if not p.requires_grad}
-        parameters = {n: p.detach().requires_grad_() for n, p in everything.items() if n not in frozen}
-        return cls(members, modules[0], prefix, parameters, {n: everything[n].detach() for n in frozen}, buffers)
+        parameters = {n: p.detach().requires_grad_() for n, p in state.items() if n not in frozen}
+        return cls(members, modules[0], prefix, parameters, {n: state[n].detach() for n in frozen}, buffers)
 
     def __call__(self, *inputs: Tensor, **extra: Tensor) -> Tensor:
         """Runs all members at once on inputs (E, ...), with ``extra`` in place of buffers of those names."""
@@ -219,8 +219,8 @@ class StackedNetworks:
                 precision = self.decay.get(part.prefix + name)
                 if precision:
                     # One pass: Σ log N(θ | 0, 1/τ) from the constant and the sum of squares.
-                    every = tuple(range(1, value.ndim))
-                    norm = torch.linalg.vector_norm(value, dim=every) if every else value
+                    axes = tuple(range(1, value.ndim))
+                    norm = torch.linalg.vector_norm(value, dim=axes) if axes else value
                     square = norm.double().square()
                     total[part.members] -= value[0].numel() * normal_log_prob(0.0, precision) - 0.5 * precision * square
         return total / self.num_data
@@ -230,10 +230,10 @@ class StackedNetworks:
         return [v.detach() for part in self.parts for v in (part.parameters | part.buffers).values()]
 
     @torch.no_grad()
-    def restore(self, diverged: Tensor, good: list[Tensor]) -> None:
+    def restore(self, diverged: Tensor, kept: list[Tensor]) -> None:
         """Gives diverged networks the values back that they had when the epoch began."""
         members = [part.members for part in self.parts for _ in part.parameters | part.buffers]
-        for value, before, part in zip(self.changing_tensors(), good, members, strict=True):
+        for value, before, part in zip(self.changing_tensors(), kept, members, strict=True):
             value.copy_(torch.where(diverged[part].reshape(-1, *[1] * (value.ndim - 1)), before, value))
         for name, copy in self.copies.items():
             copy.detach().copy_(self.extractor.parameters[name.removeprefix(self.extractor.prefix)])

@@ -57,16 +57,16 @@ class Stack:
         """Trains for some epochs; returns losses (epochs, E) and which networks diverged."""
         self.source = source
         graphs = self._prepare()
-        diverged, history = torch.zeros_like(self.bad), []
-        good = [value.clone() for value in self.networks.changing_tensors()]
+        diverged, history = torch.zeros_like(self.failing), []
+        kept = [value.clone() for value in self.networks.changing_tensors()]
         for epoch in epochs:
-            torch._foreach_copy_(good, self.networks.changing_tensors())
+            torch._foreach_copy_(kept, self.networks.changing_tensors())
             steps = self._epoch(epoch, graphs)
             # No loss has checked the last update yet: without this test its parameters could become those that are restored.
             prior = self.networks.prior()
-            diverged |= self.bad | ~torch.isfinite(prior) | (prior > self._limit())
+            diverged |= self.failing | ~torch.isfinite(prior) | (prior > self._limit())
             if bool(diverged.any()):
-                self.networks.restore(diverged, good)
+                self.networks.restore(diverged, kept)
             history.append(torch.where(diverged, math.nan, self.total / steps + prior))
             if after_epoch is not None:
                 after_epoch(self.networks.named())
@@ -81,7 +81,7 @@ class Stack:
         self.counter = torch.zeros((), dtype=torch.int64, device=like.device)
         self.first = torch.full((num,), math.nan, dtype=like.dtype, device=like.device)
         self.total = torch.zeros(num, dtype=torch.float64, device=like.device)
-        self.bad = torch.zeros(num, dtype=torch.bool, device=like.device)
+        self.failing = torch.zeros(num, dtype=torch.bool, device=like.device)
         if self.networks.has_batch_norm and source.sizes[-1] == 1 and len(source.sizes) > 1:
             source.sizes.pop()  # BatchNorm has no statistics of a single row: the last one is skipped
         if source.shared:
@@ -98,7 +98,7 @@ class Stack:
         if not isinstance(factor, Real) or not math.isfinite(factor):
             raise ValueError(f"The schedule of the recipe must give finite numbers, got {shown(factor)} instead.")
         self.optimizer.set_factor(float(factor))
-        for value in (self.total, self.bad):
+        for value in (self.total, self.failing):
             value.zero_()
         steps, loaded = 0, isinstance(self.source, LoadedBatches) and not self.source.shared
         for rows in self.source.epoch(number):
@@ -166,7 +166,7 @@ class Stack:
     def _step(self, rows: int) -> None:
         losses, gradients = self._gradients(rows)
         self.first.copy_(torch.where(torch.isnan(self.first), losses, self.first))
-        self.bad |= ~torch.isfinite(losses) | (losses > self._limit())
+        self.failing |= ~torch.isfinite(losses) | (losses > self._limit())
         self.total += losses
         self.optimizer.step(gradients)
         self.source.advance(rows)

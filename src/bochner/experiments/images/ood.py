@@ -117,7 +117,7 @@ def _job(row: Row) -> tuple[Any, ...]:
 
 
 def check(_: str, request: Request) -> None:
-    """Raises an error where a name is unknown or images are missing."""
+    """Raises an error where a name is unknown, or images are missing or damaged; they are read, as hours may pass until the run."""
     chosen("models", request.models, NETWORKS)
     chosen("head", [request.head], HEADS)
     for name in SCORED_SETS:
@@ -131,13 +131,13 @@ def run(_: str, request: Request, path: Path) -> None:
 
 def make_rows(config: Config, path: Path, request: Request) -> list[Row]:
     """Makes the rows that are missing from ``path``, one method and model at a time, and returns all of them."""
-    done = {_job(row) for row in read_rows(path)}
+    finished = {_job(row) for row in read_rows(path)}
     models = (*chosen("models", request.models, NETWORKS), "googlenet")
     jobs = [
         (method, model)
         for method in METHODS
         for model in method.models
-        if model in models and (config.head, method.posterior, method.published, model, config.seed) not in done
+        if model in models and (config.head, method.posterior, method.published, model, config.seed) not in finished
     ]
     if not jobs:
         return read_rows(path)

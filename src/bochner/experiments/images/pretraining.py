@@ -22,7 +22,7 @@ from bochner.training.randomness import counter_permutation
 
 Labelled = tuple[Tensor, Tensor]  # images and their classes
 
-CLASSES = 10
+CLASSES = 10  # of CIFAR-10
 CHUNK = 1000  # images at a time
 
 

@@ -67,7 +67,7 @@ def run_network(config: Config, name: str, *, progress: bool = False) -> list[Ro
 
 
 def check(name: str, request: Request) -> None:
-    """Raises an error where a name is unknown or the images are missing."""
+    """Raises an error where a name is unknown, or images are missing or damaged; they are read, as hours may pass until the run."""
     chosen("models", request.models, NETWORKS)
     load_images(EXPERIMENTS[name].images)
 
@@ -80,9 +80,9 @@ def run(name: str, request: Request, path: Path) -> None:
 
 def make_rows(config: Config, path: Path, request: Request) -> list[Row]:
     """Makes the rows that are missing from ``path``, one network at a time, and returns all of them."""
-    done = {(row["protocol"], row["model"], row["seed"]) for row in read_rows(path)}
+    finished = {(row["protocol"], row["model"], row["seed"]) for row in read_rows(path)}
     for model in chosen("models", request.models, NETWORKS):
-        if (config.protocol, model, config.seed) not in done:
+        if (config.protocol, model, config.seed) not in finished:
             rows = run_network(config, model, progress=request.progress)
             add_rows(path, rows, _key)
             state = "" if rows[0]["status"] == "ok" else "   diverged; remove its rows to try again with another --seed"

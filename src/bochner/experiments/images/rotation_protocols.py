@@ -34,7 +34,7 @@ from bochner.training.randomness import counter_uniform
 Predict = Callable[[Tensor], Predictive]
 
 CHUNK = 2500  # images at a time
-HELD_OUT = 0.1  # share of the training images that choose the width of KFAC under "bochner"
+HELD_OUT_SHARE = 0.1  # share of the training images that choose the width of KFAC under "bochner"
 PUBLISHED_MULTIPLIER = 0.2  # first factor on the features of the published networks, also of ReLU
 
 
@@ -169,7 +169,7 @@ class Bochner(Protocol):
     """Standardised pixels; KFAC of all layers, its width chosen by held-out images; the closed form of the output layer."""
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config, HELD_OUT if "kfac" in config.posteriors else 0.0)
+        super().__init__(config, HELD_OUT_SHARE if "kfac" in config.posteriors else 0.0)
         self.mean, self.std = self.train.mean(), self.train.std()
 
     def shown(self, pixels: Tensor) -> Tensor:

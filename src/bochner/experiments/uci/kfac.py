@@ -99,8 +99,8 @@ class Sweep:
             rows = self.test(final[name, rates[name]], tuned[name])
             failed = diverged[name, rates[name]].tolist()
             results[name] = [
-                {**(dict.fromkeys(row) if bad else row), "lr": rates[name], **self.protocol.choice(tuned[name], fold)}
-                for fold, (row, bad) in enumerate(zip(rows, failed, strict=True))
+                {**(dict.fromkeys(row) if lost else row), "lr": rates[name], **self.protocol.choice(tuned[name], fold)}
+                for fold, (row, lost) in enumerate(zip(rows, failed, strict=True))
             ]
         return results
 

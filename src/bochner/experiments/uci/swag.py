@@ -123,8 +123,8 @@ def _test_rows(stack: _Stack, rates: list[float | None], diverged_rows: list[Row
         rows = stack.score(stack.untrained, harmless, bench.data.train, bench.data.test, bench.config.draws)
     except DivergedError:
         return diverged_rows
-    bad = [lost or rate is None for lost, rate in zip(failed, network_rates, strict=True)]
-    return [dict.fromkeys(row) if is_bad else row for row, is_bad in zip(rows, bad, strict=True)]
+    without_result = [lost or rate is None for lost, rate in zip(failed, network_rates, strict=True)]
+    return [dict.fromkeys(row) if empty else row for row, empty in zip(rows, without_result, strict=True)]
 
 
 @torch.no_grad()

@@ -56,12 +56,12 @@ def units(config: Config, left: dict[str, list[str]]) -> list[tuple[str, list[st
         return single
     jobs: list[tuple[str, list[str]]] = []
     for name, models in reversed(left.items()):
-        ordered, most = by_activation(models), MODELS_PER_JOB.get(name, len(MODELS))
+        ordered, per_job = by_activation(models), MODELS_PER_JOB.get(name, len(MODELS))
         if config.posterior == "kfac":
-            jobs += [(name, ordered[i : i + most]) for i in range(0, len(ordered), most)]
+            jobs += [(name, ordered[i : i + per_job]) for i in range(0, len(ordered), per_job)]
             continue
         groups = [list(some) for _, some in itertools.groupby(ordered, key=lambda model: MODELS[model][1])]
-        parts = [some[i : i + most] for some in groups for i in range(0, len(some), most)]
+        parts = [some[i : i + per_job] for some in groups for i in range(0, len(some), per_job)]
         jobs += [(name, part) for part in sorted(parts, key=len)]
     return jobs
 
@@ -186,12 +186,12 @@ def _results(calls: list[Any], engine: str, workers: int) -> Iterator[list[Row]]
 
 def _local_results(calls: list[Any], workers: int) -> Iterator[list[Row]]:
     """Results of processes on this machine; the processes end at once where the sweep is interrupted."""
-    done = False
+    finished = False
     try:
         yield from joblib.Parallel(workers, return_as="generator_unordered")(calls)  # pyright: ignore[reportReturnType]
-        done = True
+        finished = True
     finally:
-        if workers > 1 and not done:
+        if workers > 1 and not finished:
             from joblib.externals.loky import get_reusable_executor
 
             get_reusable_executor().shutdown(wait=False, kill_workers=True)

@@ -22,8 +22,8 @@ from bochner.posteriors.laplace.taps import Listener, Tap, likelihood_root, taps
 from bochner.posteriors.laplace.tuning import CHUNK_ROWS, MULTIPLIERS, tune_by_evidence, tune_by_rows
 from bochner.posteriors.mixture import Parameters, drawn_outputs, mixture
 from bochner.predictive import GaussianPredictive, Predictive
+from bochner.training.batches import Batches, TensorOrLoader, over_batches
 from bochner.training.checks import as_stack, check_data
-from bochner.training.loaders import Batches, TensorOrLoader, over_batches
 
 STRUCTURES: dict[str, type[Curvature]] = {
     "kfac": Kron,
@@ -135,14 +135,14 @@ class Laplace:
 
     def set_prior(self, multipliers: float | Sequence[float]) -> None:
         """Makes the prior precision of covered weights that many times what it was: one factor, or one for each layer."""
-        every = _positive_numbers("multipliers", multipliers)
-        every = every * len(self.layers) if len(every) == 1 else every
-        if len(every) != len(self.layers):
+        factors = _positive_numbers("multipliers", multipliers)
+        factors = factors * len(self.layers) if len(factors) == 1 else factors
+        if len(factors) != len(self.layers):
             raise ValueError(
                 f"The multipliers parameter must be one number or {len(self.layers)}, got {shown(multipliers)} instead."
             )
-        self.state = self.curvature.with_prior(self._as_trained, every)
-        self.prior_multipliers = every
+        self.state = self.curvature.with_prior(self._as_trained, factors)
+        self.prior_multipliers = factors
 
     @property
     def log_marginal_likelihood(self) -> Tensor:

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from bochner.layers import OutputLayer, StationaryLayer
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
-from bochner.posteriors.mixture import BATCH_NORMS, EXCHANGED, Parameters
+from bochner.posteriors.mixture import BATCH_NORMS, EXCHANGE_LOCK, Parameters
 from bochner.priors.activations import link
 from bochner.priors.spectra import Matern
 
@@ -219,7 +219,7 @@ class Listener:
         """
         like = self.model.layer.weight  # inputs may be integers
         nudges = [like.new_zeros(len(x), *shape) for shape in self.shapes]
-        with EXCHANGED:
+        with EXCHANGE_LOCK:
             f, pullback, rows = vjp(lambda n: self._forward(parameters, x, n), nudges, has_aux=True)  # pyright: ignore[reportAssignmentType]
         (grads,) = vmap(pullback)(weigh(parameters, f))
         return f, rows, [vmap(tap.gradients)(g) for tap, g in zip(self.layers, grads, strict=True)]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Gaussian
-from bochner.predictive import not_spoken_against
+from bochner.predictive import within_error_of_best
 
 if TYPE_CHECKING:
     from bochner.posteriors.laplace.posterior import Laplace
@@ -32,8 +32,8 @@ def tune_by_evidence(posterior: "Laplace", tried: list[float], per_layer: bool) 
     for group in [[i] for i in gaussian] if per_layer else [gaussian]:
 
         def evidence(multiplier: float, group: list[int] = group) -> float:
-            every = [multiplier if i in group else m for i, m in enumerate(posterior.prior_multipliers)]
-            posterior.set_prior(every)
+            multipliers = [multiplier if i in group else m for i, m in enumerate(posterior.prior_multipliers)]
+            posterior.set_prior(multipliers)
             return float(posterior.log_marginal_likelihood.sum())
 
         best = max(tried, key=evidence)
@@ -52,7 +52,7 @@ def tune_by_rows(posterior: "Laplace", rows: list[tuple[Tensor, Tensor]], tried:
         return _best_temperature(posterior, [(posterior.output_moments(xb), yb) for xb, yb in rows])
 
     scores = [held_out(multiplier) for multiplier in tried]
-    smallest = int(not_spoken_against(torch.stack([logs for logs, _ in scores])).nonzero().min())
+    smallest = int(within_error_of_best(torch.stack([logs for logs, _ in scores])).nonzero().min())
     every, posterior.temperature = [tried[smallest]] * len(posterior.layers), scores[smallest][1]
     for i in range(len(posterior.layers)) if per_layer else ():
         others = {m: held_out([*every[:i], m, *every[i + 1 :]]) for m in tried}
@@ -68,8 +68,8 @@ def _best_temperature(
 
     def logs(temperature: float) -> Tensor:
         parts = [
-            posterior.predictive_of(*own, temperature=temperature, samples=DRAWS_PER_TRIAL).log_prob(y)
-            for own, y in moments
+            posterior.predictive_of(*outputs, temperature=temperature, samples=DRAWS_PER_TRIAL).log_prob(y)
+            for outputs, y in moments
         ]
         return torch.cat([part.double().reshape(-1, part.shape[-1]).mean(0) for part in parts])
 
