@@ -642,12 +642,12 @@ def _fits() -> list[Call]:
             {name: odd[name] for name in ("kernel", "x", "y", "lengthscale", "steps")} | more,
         )
     )
-    odd = {"x": odd_tensors, "y": odd_tensors, "thin": WHOLE, "model": MODELS}
+    odd = {"x": odd_tensors, "y": odd_tensors, "sweeps": STEPS, "model": MODELS}
     calls.append(
         Call(
             "slice_sample",
             _run_slices,
-            lambda: {"model": regression(width=3), "x": rows(), "y": targets(), "thin": 1},
+            lambda: {"model": regression(width=3), "x": rows(), "y": targets(), "sweeps": 1},
             odd,
         )
     )

@@ -201,18 +201,18 @@ def test_every_sampled_panel_says_whether_it_converged():
     titles = [axes.get_title().split("\n") for axes in toys.finite_regression_figure(toy_rows()).axes]
     assert [title[0] for title in titles] == list(NINE)
     said = dict(titles)
-    assert said.pop("RBF") == "not converged: R-hat 1.020, ESS 900"
-    assert said.pop("Exponential") == "not converged: R-hat 1.000, ESS 399"
-    assert set(said.values()) == {"R-hat 1.010, ESS 400"}
+    assert said.pop("RBF") == "slices: not converged: R-hat 1.020, ESS 900"
+    assert said.pop("Exponential") == "slices: not converged: R-hat 1.000, ESS 399"
+    assert set(said.values()) == {"slices: R-hat 1.010, ESS 400"}
 
 
 @pytest.mark.parametrize(
     ("lost", "missing", "title"),
     [
-        (lambda row: row["method"] == "slices", "rows of the method 'slices' for ArcCos-1 ~ ReLU, ", "networks of ten"),
+        (lambda row: row["method"] == "slices", "rows of networks for ArcCos-1 ~ ReLU, ", "networks of ten"),
         (
             lambda row: (row.get("prior"), row["method"]) == ("RBF", "gp"),
-            "rows of the method 'gp' for RBF;",
+            "rows of Gaussian processes for RBF;",
             "in one dim",
         ),
         (lambda row: row["method"] == "data", "the row of the data (method 'data');", ""),
@@ -241,7 +241,7 @@ def test_the_remedy_for_rows_of_the_published_networks_names_their_protocol(tmp_
 
 @pytest.mark.parametrize("figure", ["teaser", "comparisons_app_meanvar", "comparisons_app"])
 def test_figures_of_banana_say_which_rows_are_missing(figure):
-    with pytest.raises(MissingRowsError, match=r"rows of the method '(gp|nuts)' for "):
+    with pytest.raises(MissingRowsError, match=r"rows of (networks|Gaussian processes) for "):
         toys.FIGURES[figure]([{"method": "data", "x": [0.0, 0.0], "y": [0]}])
 
 

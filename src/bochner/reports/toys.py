@@ -24,6 +24,7 @@ TEASER_MODELS = {
 }
 KERNELS = ("exponential", "matern32", "rbf")
 OTHERS = ("relu", "local_rbf", "local_matern32")  # models that are not periodic
+SAMPLERS = {"nuts": "NUTS", "slices": "slices"}  # methods of sampled networks, as figures name them
 MAX_R_HAT = 1.01  # a network converged if its R-hat is at most this
 MIN_ESS = 400  # and its effective sample size at least this
 
@@ -55,14 +56,19 @@ def converged(row: Row) -> bool:
 def _convergence(row: Row) -> str:
     """R-hat and effective sample size of a network, marked where it did not converge."""
     mark = "" if converged(row) else "not converged: "
-    return f"{mark}R-hat {row['r_hat']:.3f}, ESS {row['ess']:.0f}"
+    return f"{SAMPLERS[row['method']]}: {mark}R-hat {row['r_hat']:.3f}, ESS {row['ess']:.0f}"
 
 
-def _choose(rows: list[Row], method: str, names: Iterable[str], key: str = "model") -> dict[str, Row]:
-    """Rows of one method by the names of their models or priors; all names must be there."""
-    chosen = {row[key]: row for row in rows if row["method"] == method}
+def _is_sampled(row: Row) -> bool:
+    """Whether a row is of a sampled network, whichever sampler made it."""
+    return row["method"] not in ("data", "gp")
+
+
+def _choose(rows: list[Row], *, sampled: bool, names: Iterable[str], key: str = "model") -> dict[str, Row]:
+    """Rows of sampled networks, or of Gaussian processes, by the names of their models or priors; all names must be there."""
+    chosen = {row[key]: row for row in rows if row["method"] != "data" and _is_sampled(row) == sampled}
     if missing := [name for name in names if name not in chosen]:
-        raise MissingRowsError(f"rows of the method '{method}' for {', '.join(missing)}")
+        raise MissingRowsError(f"rows of {'networks' if sampled else 'Gaussian processes'} for {', '.join(missing)}")
     return chosen
 
 
@@ -78,12 +84,12 @@ def teaser_figure(rows: list[Row]) -> Figure:
     """Banana: Gaussian processes above, sampled networks of finite width below; each with its confidence far away."""
     figure = Figure(figsize=(12, 4.4), layout="constrained")
     panels = figure.subplots(2, len(TEASER_MODELS))
-    for line, (method, label) in enumerate((("gp", "infinite width"), ("slices", "finite width"))):
-        chosen = _choose(rows, method, TEASER_MODELS)
+    for line, (sampled, label) in enumerate(((False, "infinite width"), (True, "finite width"))):
+        chosen = _choose(rows, sampled=sampled, names=TEASER_MODELS)
         for axes, (name, title) in zip(panels[line], TEASER_MODELS.items(), strict=True):
             _panel(axes, chosen[name], _data(rows))
             far = f"confidence at |x| = 10: {chosen[name]['far_confidence']:.2f}"
-            axes.set_xlabel(f"{far}\n{_convergence(chosen[name])}" if method == "slices" else far, fontsize=7)
+            axes.set_xlabel(f"{far}\n{_convergence(chosen[name])}" if sampled else far, fontsize=7)
             if line == 0:
                 axes.set_title(title, fontsize=9)
         panels[line, 0].set_ylabel(label)
@@ -93,7 +99,7 @@ def teaser_figure(rows: list[Row]) -> Figure:
 def mean_variance_figure(rows: list[Row]) -> Figure:
     """Mean and variance of the class probability: a line for each periodic activation, and one for the others."""
     lines = [[f"{kernel}-{name}" for kernel in KERNELS] for name in TITLES] + [list(OTHERS)]
-    chosen = _choose(rows, "slices", [name for line in lines for name in line])
+    chosen = _choose(rows, sampled=True, names=[name for line in lines for name in line])
     figure = Figure(figsize=(12, 10), layout="constrained")
     panels = figure.subplots(len(TITLES) + 1, 6)
     for line, names in enumerate(lines):
@@ -113,10 +119,10 @@ def mean_variance_figure(rows: list[Row]) -> Figure:
 
 def width_figure(rows: list[Row]) -> Figure:
     """Banana for several numbers of units, under the exponential and the RBF kernel."""
-    widths = sorted({row["units"] for row in rows if row["method"] == "slices"})
+    widths = sorted({row["units"] for row in rows if _is_sampled(row)})
     columns = [(kernel, units) for kernel in ("exponential", "rbf") for units in widths]
     names = [f"{kernel}-{name}-{units}" for name in TITLES for kernel, units in columns]
-    chosen = _choose(rows, "slices", names or ["any width"])
+    chosen = _choose(rows, sampled=True, names=names or ["any width"])
     figure = Figure(figsize=(4 * len(widths), 8), layout="constrained")
     panels = figure.subplots(len(TITLES), len(columns))
     for line, (name, title) in enumerate(TITLES.items()):
@@ -130,9 +136,9 @@ def width_figure(rows: list[Row]) -> Figure:
     return figure
 
 
-def _regression(rows: list[Row], method: str) -> Figure:
+def _regression(rows: list[Row], *, sampled: bool) -> Figure:
     """Nine panels: mean, 95 % of the posterior of f (dark) and of the prediction of y (light), and the data."""
-    chosen, data = _choose(rows, method, NINE, key="prior"), _data(rows)
+    chosen, data = _choose(rows, sampled=sampled, names=NINE, key="prior"), _data(rows)
     figure = Figure(figsize=(10, 7), layout="constrained")
     panels = figure.subplots(3, 3, sharex=True, sharey=True)
     for axes, row in zip(panels.flat, (chosen[prior] for prior in NINE), strict=True):
@@ -141,24 +147,24 @@ def _regression(rows: list[Row], method: str) -> Figure:
             half = 1.96 * np.asarray(row[key])
             axes.fill_between(grid, mean - half, mean + half, color=color, linewidth=0)
         axes.plot(grid, mean, color="#4472b5")
-        if method == "gp":
+        if not sampled:
             axes.plot(grid, row["paper"], "k--", linewidth=0.9, label=f"paper, off by {row['paper_difference']:.2f}")
             axes.legend(fontsize=7, loc="upper right")
         axes.plot(data["x"], data["y"], "k.", markersize=3)
         axes.set(xlim=(-5, 5), ylim=(-3, 3))
-        axes.set_title(row["prior"] + (f"\n{_convergence(row)}" if method != "gp" else ""), fontsize=8)
+        axes.set_title(row["prior"] + (f"\n{_convergence(row)}" if sampled else ""), fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def regression_figure(rows: list[Row]) -> Figure:
     """One-dimensional regression by Gaussian processes, the paper's means dashed."""
-    return _regression(rows, "gp")
+    return _regression(rows, sampled=False)
 
 
 def finite_regression_figure(rows: list[Row]) -> Figure:
-    """One-dimensional regression by networks of ten units, sampled with elliptical slices."""
-    return _regression(rows, "slices")
+    """One-dimensional regression by sampled networks of ten units."""
+    return _regression(rows, sampled=True)
 
 
 FIGURES: dict[str, Callable[[list[Row]], Figure]] = {

@@ -46,8 +46,12 @@ class ModelFileError(ValueError):
 
 
 def damaged(path: Path, problem: object) -> ModelFileError:
-    """The error for a file whose contents are not those of any valid file."""
-    return ModelFileError(f"{path} is damaged or was edited: {problem}; fetch or save it again.")
+    """The error for a file whose contents are not those of any valid file.
+
+    Only the first sentence of the problem is told: what follows is advice for other causes.
+    """
+    cause = str(problem).partition(". ")[0].removesuffix(".")
+    return ModelFileError(f"{path} is damaged or was edited: {cause}; fetch or save it again.")
 
 
 def check_key(key: object) -> None:
