@@ -43,39 +43,40 @@ def test_the_likelihood_integrates_the_output_weights_out(kernel, activation, ou
         assert level[i].item() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("published", [False, True])
-def test_particles_are_networks(published, generator):
-    """The log likelihood of a particle is that of the network with its parameters, before and after a unit is replaced."""
-    model = network(3, Matern(1.5), "triangle", Categorical(), output_bias=True)
-    if published:
-        model = SampledModel(model.layer, Categorical(), generator)
-    posterior = slice_sample(model, X, LABELS, Sampling(warmup=1, samples=2, chains=2, seed=3), sweeps=1)
-    drawn = posterior.outputs(X).flatten(0, 1)
-    target = Classes(model, X, LABELS)
+def classes_network(classes):
+    """A network for classes with an output bias; "one logit" is the published one."""
+    layer = network(3, Matern(1.5), "triangle").layer
+    if classes == "one logit":
+        return SampledModel(layer, Categorical(), torch.Generator().manual_seed(0))
+    return Model(layer, classes, Categorical(), amplitude=1.7, output_bias=True)
+
+
+@pytest.mark.parametrize("classes", ["one logit", 2, 3])
+def test_a_replaced_unit_has_the_likelihood_of_the_new_network(classes, generator):
+    target = Classes(classes_network(classes), X, LABELS)
     v, shared = normal(generator, 5, 3, target.unit_numbers), normal(generator, 5, target.shared_numbers)
-    outputs, level = target.evaluate(v, shared)
     moved = v.clone()
     moved[:, 1] = normal(generator, 5, target.unit_numbers)
-    rest = target.without(outputs, v, shared, 1)
+    rest = target.without(target.evaluate(v, shared)[0], v, shared, 1)
     for found, expected in zip(
         target.with_unit(rest, moved[:, 1], shared, 1), target.evaluate(moved, shared), strict=True
     ):
         torch.testing.assert_close(found, expected)
-    logits = torch.log_softmax(drawn, -1)
-    assert drawn.shape == (4, 4, 2)
-    assert bool(torch.isfinite(logits).all())
-    assert level.shape == (5,)
 
 
-def test_a_drawn_network_has_the_outputs_of_its_particle(monkeypatch):
-    """The parameters that are handed out, in the model itself, give the outputs that the sampler worked with."""
+@pytest.mark.parametrize("classes", ["one logit", 2, 3])
+def test_a_drawn_network_has_the_likelihood_of_its_particle(classes, monkeypatch):
+    """The parameters that are handed out, in the model itself, give the likelihood that the sampler worked with."""
     kept = []
     original = Classes.head
-    monkeypatch.setattr(Classes, "head", lambda *args: kept.append(args[1].outputs.clone()) or original(*args))
-    for kernel in ("rbf", "exponential"):
-        model = network(3, kernel, "sin", Categorical(), dim=1, output_bias=True)
-        posterior = slice_sample(model, X, LABELS, Sampling(warmup=2, samples=3, chains=2), sweeps=1)
-        torch.testing.assert_close(posterior.outputs(X).flatten(0, 1), kept[-1])
+    monkeypatch.setattr(Classes, "head", lambda *args: kept.append(args[1].level.clone()) or original(*args))
+    posterior = slice_sample(
+        classes_network(classes), X, LABELS, Sampling(warmup=2, samples=3, chains=2, seed=3), sweeps=1
+    )
+    logits = posterior.outputs(X).flatten(0, 1)
+    assert logits.shape == (6, 4, 3 if classes == 3 else 2)
+    expected = torch.log_softmax(logits, -1)[:, torch.arange(4), LABELS].sum(-1)
+    torch.testing.assert_close(expected, kept[-1])
 
 
 @pytest.mark.parametrize("product", [False, True])
@@ -115,7 +116,7 @@ def test_draws_are_those_of_the_posterior(activation, likelihood):
         f, spread = (outputs[..., 0] * mean).nan_to_num(), (outputs[..., 0] / factor[:, 0]).nan_to_num()
         said = torch.stack([f, f.square() + spread.square()])
     else:
-        p = torch.softmax(outputs, -1)[..., 1]
+        p = torch.sigmoid(outputs[..., 0])
         said = torch.stack([p, p.square()])
     share = torch.softmax(level, 0)
     expected = torch.einsum("s,ksn->kn", share, said)

@@ -42,6 +42,7 @@ HALVINGS = 30  # of an interval in which the next t is looked for
 EFFECTIVE_SHARE = 0.5  # share of the particles' effective number that a step in t leaves
 
 Evaluated = tuple[Tensor, Tensor]  # outputs of particles at all rows, and their log likelihoods
+Index = Tensor | slice  # some of the particles
 
 
 def from_squares(normal: Tensor, prior: tuple[float, float]) -> Tensor:
@@ -128,7 +129,7 @@ class Target(ABC):
 
 
 class Classes(Target):
-    """A classifier: a unit's output weights are among its numbers, and the state holds the logits."""
+    """A classifier: a unit's output weights are among its numbers, and the state holds the logits; of two, their difference."""
 
     recordable = True
 
@@ -139,23 +140,28 @@ class Classes(Target):
         self.shared_numbers += self.logits * model.output.has_bias
 
     def _level(self, f: Tensor) -> Evaluated:
-        if self.logits == 1:
+        if f.shape[-1] == 1:
             value = nn.functional.logsigmoid(torch.where(self.y == 1, f[..., 0], -f[..., 0]))
         else:
             value = torch.log_softmax(f, -1).gather(-1, self.y.expand(len(f), -1)[..., None])[..., 0]
         return f, value.sum(-1)
 
+    def _of_logits(self, numbers: Tensor) -> Tensor:
+        """What belongs to the logits, the last of the numbers, as the state holds them."""
+        own = numbers[..., -self.logits :]
+        return own.diff(dim=-1) if self.logits == 2 else own
+
     def evaluate(self, v: Tensor, shared: Tensor) -> Evaluated:
         """Logits at all rows and log likelihoods."""
-        f = self.hidden(v, shared) @ (self.weight_std * v[..., -self.logits :])
-        return self._level(f + self.bias_std * shared[:, None, -self.logits :] if self.bias_std else f)
+        f = self.hidden(v, shared) @ (self.weight_std * self._of_logits(v))
+        return self._level(f + self.bias_std * self._of_logits(shared)[:, None] if self.bias_std else f)
 
     def without(self, outputs: Tensor, v: Tensor, shared: Tensor, unit: int) -> Tensor:
         """The logits without the unit's share."""
         return outputs - self._share(v[:, unit], shared)
 
     def _share(self, own: Tensor, shared: Tensor) -> Tensor:
-        return self.hidden(own[:, None], shared) * (self.weight_std * own[:, None, -self.logits :])
+        return self.hidden(own[:, None], shared) * (self.weight_std * self._of_logits(own)[:, None])
 
     def with_unit(self, rest: Tensor, own: Tensor, shared: Tensor, unit: int) -> Evaluated:  # noqa: ARG002
         """Logits and log likelihoods where one unit has the numbers ``own``."""
@@ -371,18 +377,20 @@ class _Sampler:
         for unit in range(particles.v.shape[1]):
             rest = target.without(particles.outputs, particles.v, particles.shared, unit)
 
-            def propose(own: Tensor, rest: Tensor = rest, unit: int = unit) -> Evaluated:
-                return target.with_unit(rest, own, particles.shared, unit)
+            def propose(own: Tensor, at: Index, rest: Tensor = rest, unit: int = unit) -> Evaluated:
+                return target.with_unit(rest[at], own, particles.shared[at], unit)
 
             self._slice(particles.v[:, unit], propose)
-        self._slice(particles.shared, lambda own: target.evaluate(particles.v, own))
+        self._slice(particles.shared, lambda own, at: target.evaluate(particles.v[at], own))
 
-    def _slice(self, here: Tensor, propose: Callable[[Tensor], Evaluated]) -> None:
+    def _slice(self, here: Tensor, propose: Callable[[Tensor, Index], Evaluated]) -> None:
         """Moves numbers (particles, numbers) in place, along an ellipse through where they are and a draw from the prior.
+
+        Only particles that have not moved yet are tried again; within a graph, whose shapes are fixed, all are.
 
         Args:
             here: The numbers; outputs and log likelihoods of the particles are changed with them.
-            propose: Outputs and log likelihoods at other numbers.
+            propose: Outputs and log likelihoods of some particles at other numbers.
         """
         particles, count = self.particles, len(here)
         start, other = here.clone(), self._normal(*here.shape)
@@ -390,17 +398,21 @@ class _Sampler:
         floor = self.temperature * particles.level + uniform[0].log()
         angle = TWO_PI * uniform[1]
         low, high = angle - TWO_PI, angle
-        moving = torch.ones_like(floor, dtype=torch.bool)
+        moving, at = torch.ones_like(floor, dtype=torch.bool), slice(None)
         for number in range(TRIES):
-            own = start * angle.cos()[:, None] + other * angle.sin()[:, None]
-            outputs, level = propose(own)
-            accepted = moving & (self.temperature * level > floor)
-            here.copy_(torch.where(accepted[:, None], own, here))
-            particles.outputs.copy_(torch.where(accepted[:, None, None], outputs, particles.outputs))
-            particles.level.copy_(torch.where(accepted, level, particles.level))
-            moving = moving & ~accepted
-            if number == TRIES - 1 or (not self.records and not bool(moving.any())):
+            own = (start * angle.cos()[:, None] + other * angle.sin()[:, None])[at]
+            outputs, level = propose(own, at)
+            accepted = moving[at] & (self.temperature * level > floor[at])
+            here[at] = torch.where(accepted[:, None], own, here[at])
+            particles.outputs[at] = torch.where(accepted[:, None, None], outputs, particles.outputs[at])
+            particles.level[at] = torch.where(accepted, level, particles.level[at])
+            moving[at] = moving[at] & ~accepted
+            if number == TRIES - 1:
                 break
+            if not self.records:
+                at = moving.nonzero()[:, 0]
+                if not len(at):
+                    break
             low, high = torch.where(angle < 0, angle, low), torch.where(angle < 0, high, angle)
             angle = low + uniform[number + 2] * (high - low)
 
