@@ -43,6 +43,17 @@ def test_the_likelihood_integrates_the_output_weights_out(kernel, activation, ou
         assert level[i].item() == pytest.approx(expected)
 
 
+def test_rounding_makes_no_network_more_probable_than_any_can_be(generator):
+    """Units that nearly coincide, next to no noise: the Gaussian density has no value above that of its middle, at variance s²."""
+    noise, draws = 1e-8, 20_000
+    target = Collapsed(network(2), X, Y)
+    apart = 1e-7 * torch.randn(draws, 4, 2, generator=generator, dtype=torch.float64)
+    h = torch.randn(draws, 4, 1, generator=generator, dtype=torch.float64) + apart
+    level = target.log_likelihood(h, torch.full((draws,), noise, dtype=torch.float64))
+    assert bool(torch.isfinite(level).any())
+    assert level.max().item() <= -4 * (math.log(noise) + 0.5 * math.log(2 * math.pi))
+
+
 def classes_network(classes):
     """A network for classes with an output bias; "one logit" is the published one."""
     layer = network(3, Matern(1.5), "triangle").layer
@@ -112,7 +123,7 @@ def test_draws_are_those_of_the_posterior(activation, likelihood):
     v, shared = normal(generator, 200_000, 1, target.unit_numbers), normal(generator, 200_000, target.shared_numbers)
     outputs, level = target.evaluate(v, shared)
     if regression:
-        factor, mean = target.posterior(outputs, target.noise(shared))
+        factor, mean = target.posterior(target.features(outputs), target.noise(shared))
         f, spread = (outputs[..., 0] * mean).nan_to_num(), (outputs[..., 0] / factor[:, 0]).nan_to_num()
         said = torch.stack([f, f.square() + spread.square()])
     else:

@@ -191,9 +191,12 @@ class Collapsed(Target):
         """Noise of each particle."""
         return from_squares(shared[:, -int(2 * NOISE_PRIOR[0]) :], NOISE_PRIOR)
 
+    def features(self, h: Tensor) -> Tensor:
+        """The units' outputs, and a column of ones where there is an output bias."""
+        return h if self.constant is None else torch.cat([h, self.constant.expand(len(h), -1, -1)], -1)
+
     def posterior(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Cholesky factor of the output weights' precision, (c, K, K), and their mean, (c, K), given the units' outputs."""
-        h = h if self.constant is None else torch.cat([h, self.constant.expand(len(h), -1, -1)], -1)
+        """Cholesky factor of the output weights' precision, (c, K, K), and their mean, (c, K), given the features."""
         precision = h.mT @ h / noise.square()[:, None, None] + torch.diag(self.prior)
         factor, failed = torch.linalg.cholesky_ex(precision)  # where noise all but vanishes: NaN, and so never accepted
         factor = torch.where(failed[:, None, None] > 0, math.nan, factor)
@@ -201,12 +204,17 @@ class Collapsed(Target):
         return factor, mean
 
     def log_likelihood(self, h: Tensor, noise: Tensor) -> Tensor:
-        """Log density of the targets, (particles,), the output weights integrated out."""
+        """Log density of the targets, (particles,), the output weights integrated out.
+
+        The misfit is a sum of squares at the weights' mean, the least over all weights: rounding makes a particle less probable,
+        never more. A difference of squares would invent probability where units coincide and the noise is next to nothing.
+        """
+        h = self.features(h)
         factor, mean = self.posterior(h, noise)
-        half = (factor.mT @ mean[..., None])[..., 0]
-        fit = half.square().sum(-1) - self.y.square().sum() / noise.square()
+        residual = (self.y - (h @ mean[..., None])[..., 0]) / noise[:, None]
+        misfit = residual.square().sum(-1) + (self.prior * mean.square()).sum(-1)
         scale = self.prior.log().sum() - 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        value = 0.5 * (fit + scale) - len(self.y) * (noise.log() + 0.5 * math.log(TWO_PI))
+        value = 0.5 * (scale - misfit) - len(self.y) * (noise.log() + 0.5 * math.log(TWO_PI))
         return value.nan_to_num(nan=-math.inf)
 
     def evaluate(self, v: Tensor, shared: Tensor) -> Evaluated:
@@ -227,7 +235,7 @@ class Collapsed(Target):
     def head(self, particles: "Particles", generator: torch.Generator) -> dict[str, Tensor]:
         """Noise, and output weights drawn from their conditional distribution."""
         noise = self.noise(particles.shared)
-        factor, mean = self.posterior(particles.outputs, noise)
+        factor, mean = self.posterior(self.features(particles.outputs), noise)
         normal = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
         drawn = mean + torch.linalg.solve_triangular(factor.mT, normal[..., None], upper=True)[..., 0]
         width = self.layer.out_features
