@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from scipy.integrate import quad
 
 from bochner import activations
+from bochner.priors.activations import Activation
 
 PERIODIC = ["sin", "sincos", "triangle", "periodic_relu"]
 grid = torch.linspace(-20, 20, 4001, dtype=torch.float64)
@@ -76,6 +78,23 @@ def test_harmonics_sum_to_the_variance_and_leave_no_more_than_the_tolerance(tole
     assert weight.sum().item() == pytest.approx(math.pi**4 / 96, rel=1e-15)
     remainder = weight[-1] - frequency[-1] ** -4.0
     assert -1e-15 <= remainder <= tolerance
+
+
+def test_a_wave_with_other_harmonics_than_its_fields_say_is_refused():
+    """A square wave of variance 1 has the weight 8/π² at λ = 1, so its kernel is neither that of a sine nor of a triangle."""
+    square = Activation(
+        "square",
+        lambda u, _: u.sin().sign(),
+        bias="uniform",
+        stationarity="stationary",
+        period=2 * math.pi,
+        variance=1.0,
+    )
+    for odd_quartic in (False, True):
+        with pytest.raises(
+            ValueError, match=r"'square' has the weight 0\.8105\d+ at λ = 1, but its variance and odd_quartic say"
+        ):
+            replace(square, odd_quartic=odd_quartic).harmonics()
 
 
 def test_piecewise_linear_gradients_match_finite_differences():

@@ -172,7 +172,7 @@ def test_a_seed_gives_the_same_draws_and_other_networks_are_refused():
     layer = StationaryLayer(1, 4, activation="paired", dtype=torch.float64)
     with pytest.raises(ValueError, match="must be a network without an extractor and with one output for each unit"):
         slice_sample(Model(layer, 2, Categorical()), X, LABELS)
-    with pytest.raises(ValueError, match=r"must have a spectrum with an integer 2ν, got ν = 0\.7"):
+    with pytest.raises(ValueError, match=r"a whole number of degrees of freedom 2ν, got Matern\(nu=0\.7"):
         slice_sample(network(kernel=Matern(0.7)), X, Y)
 
 

@@ -70,6 +70,12 @@ def test_log_prob_with_ard_lengthscale_is_a_change_of_variables(generator):
     np.testing.assert_allclose(Matern(1.5).log_prob(w, lengthscale=ard).numpy(), expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("spectrum", [RBF(), Matern(1.5), Matern(2.5, product=True), Exponential()])
+def test_precision_is_the_curvature_of_the_log_density_at_zero(spectrum):
+    curvature = -torch.autograd.functional.hessian(spectrum.weight_log_prob, torch.zeros(3, dtype=torch.float64))
+    torch.testing.assert_close(curvature, spectrum.precision(3) * torch.eye(3, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("spectrum", [*SPECTRA[:5], *PRODUCTS])
 @pytest.mark.parametrize("dim", [1, 3])
 def test_samples_follow_the_density(spectrum, dim, generator):

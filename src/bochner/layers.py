@@ -18,7 +18,7 @@ from bochner.arguments import (
     whole_number,
 )
 from bochner.priors import activations, spectra
-from bochner.priors.activations import Activation, link
+from bochner.priors.activations import Activation, link, unlink
 from bochner.priors.arrays import Array, ArrayModule
 from bochner.priors.frequencies import draw
 from bochner.priors.kernels import InducedKernel, induced_kernel
@@ -127,7 +127,7 @@ class StationaryLayer(nn.Module):
             )
         self.weight = nn.Parameter(weight.to(device, dtype))
         if self.activation.bias == "uniform" and bias is not None:
-            bias = torch.logit((bias / math.pi + 1) / 2)
+            bias = unlink(bias)
         self.bias = None if bias is None else nn.Parameter(bias.to(device, dtype))
         self.log_lengthscale = nn.Parameter(scale.log().to(device, dtype))
         self.phase = nn.Identity()  # forward hooks on it see the argument of the wave

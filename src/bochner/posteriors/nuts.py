@@ -8,7 +8,6 @@ parameters.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
-import math
 from types import SimpleNamespace
 
 import jax
@@ -22,7 +21,7 @@ from bochner.layers import amplitude_log_prior, layer_log_prior
 from bochner.likelihoods import Gaussian, categorical_log_likelihood, gaussian_log_likelihood, noise_log_prior
 from bochner.models import Model
 from bochner.posteriors.samples import Sampled, Sampling
-from bochner.priors.activations import link
+from bochner.priors.activations import link, unlink
 from bochner.priors.frequencies import draw
 from bochner.priors.spectra import normal_log_prob
 from bochner.training.checks import check_data
@@ -129,7 +128,7 @@ def starting_points(model: Model, chains: int, seed: int) -> dict[str, np.ndarra
         weight, bias = draw(layer.spectrum, layer.activation, len(layer.weight), layer.in_features, generator=generator)
         values["layer.weight"] = weight
         if bias is not None:
-            values["layer.bias"] = torch.logit((bias / math.pi + 1) / 2) if layer.activation.bias == "uniform" else bias
+            values["layer.bias"] = unlink(bias) if layer.activation.bias == "uniform" else bias
         shape = values["output.weight"].shape
         draws = torch.randn(shape, generator=generator, dtype=torch.float64)
         values["output.weight"] = draws / model.precisions()["output.weight"] ** 0.5

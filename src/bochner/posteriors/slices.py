@@ -31,7 +31,8 @@ from bochner.arguments import whole_number
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.samples import Sampled, Sampling
-from bochner.priors.spectra import Matern
+from bochner.priors.activations import unlink
+from bochner.priors.spectra import RBF, Matern
 from bochner.training.checks import check_data
 
 LENGTHSCALE_PRIOR = (2.0, 0.5)  # shape and rate of its Gamma prior, as in ``layers``
@@ -82,10 +83,13 @@ class Target(ABC):
     def _numbers_of_scales(self) -> int:
         """Normal numbers that a unit's scales of Student-t weights are made from; none for normal weights."""
         spectrum = self.layer.spectrum
-        if not isinstance(spectrum, Matern):
+        if isinstance(spectrum, RBF):
             return 0
-        if not float(2 * spectrum.nu).is_integer():
-            raise ValueError(f"The model parameter must have a spectrum with an integer 2ν, got ν = {spectrum.nu}.")
+        if not isinstance(spectrum, Matern) or not float(2 * spectrum.nu).is_integer():
+            raise ValueError(
+                "The model parameter must have normal weights, or Student-t weights with a whole number of degrees of freedom 2ν, "
+                f"got {spectrum} instead."
+            )
         return int(2 * spectrum.nu) * (self.dim if spectrum.product else 1)
 
     def weights(self, v: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -430,7 +434,7 @@ def _parameters(target: Target, particles: Particles, generator: torch.Generator
     weight, bias = target.weights(particles.v)
     named = {"layer.weight": weight, "layer.log_lengthscale": target.lengthscale(particles.shared).log()}
     if bias is not None:
-        named["layer.bias"] = torch.logit((bias / math.pi + 1) / 2) if target.bias_numbers == 2 else bias
+        named["layer.bias"] = unlink(bias) if target.bias_numbers == 2 else bias
     named |= target.head(particles, generator)
     named["output.weight"] = named["output.weight"] / float(target.model.amplitude)
     return named

@@ -30,6 +30,8 @@ Scaling = Literal["unit", "paper"]
 
 # Sum of odd^-4 over all odd numbers: the prior variance of triangle and periodic ReLU under the paper's scaling.
 ODD_QUARTIC_SUM = math.pi**4 / 96
+WAVE_POINTS = 256  # points of a period at which a wave is compared with its harmonics
+WAVE_TOLERANCE = 1e-3  # relative; of a triangle wave the points alone leave 1e-4
 
 
 class Wave(Protocol):
@@ -83,6 +85,7 @@ class Activation:
             raise ValueError(f"The activation '{self.name}' is not periodic, so it has no harmonics.")
         if not 0 < tolerance < 1:
             raise ValueError(f"The tolerance parameter must lie between 0 and 1, got {tolerance} instead.")
+        self._check_first_harmonic(self.variance / ODD_QUARTIC_SUM if self.odd_quartic else self.variance)
         if not self.odd_quartic:
             return torch.ones(1, dtype=torch.float64), torch.full((1,), self.variance, dtype=torch.float64)
         # Odd numbers above L weigh less than the integral of u^-4 / 2 from L - 1, which is (L - 1)^-3 / 6.
@@ -91,6 +94,17 @@ class Activation:
         weight = frequency**-4 * (self.variance / ODD_QUARTIC_SUM)
         weight[-1] = self.variance - weight[:-1].sum()
         return frequency, weight
+
+    def _check_first_harmonic(self, weight: float) -> None:
+        """Raises a ValueError where the wave does not have the harmonics that the fields say, such as a new square wave."""
+        turn = torch.arange(WAVE_POINTS, dtype=torch.float64)[:, None] / WAVE_POINTS
+        amplitude = (self((self.period or 0.0) * turn) * torch.exp(-2j * math.pi * turn)).mean(0).abs()
+        power = float(2 * amplitude.square().mean())
+        if abs(power - weight) > WAVE_TOLERANCE * weight:
+            raise ValueError(
+                f"The activation '{self.name}' has the weight {power:.6g} at λ = 1, but its variance and odd_quartic say "
+                f"{weight:.6g}: a kernel is computed from the harmonics of a sine, or of odd ones that fall as λ⁻⁴."
+            )
 
 
 class _TrapezoidContext(FunctionCtx):
@@ -350,3 +364,8 @@ def resolve_activation(activation: str | Activation) -> Activation:
 def link(raw: Array, xp: ArrayModule = torch) -> Array:
     r"""Maps an unconstrained bias into (−π, π): $b = 2\pi\,\mathrm{sigmoid}(\hat b) - \pi = \pi \tanh(\hat b / 2)$."""
     return math.pi * xp.tanh(0.5 * raw)
+
+
+def unlink(bias: Tensor) -> Tensor:
+    r"""The unconstrained bias that ``link`` maps to a bias in (−π, π)."""
+    return torch.logit((bias / math.pi + 1) / 2)

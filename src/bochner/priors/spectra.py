@@ -91,6 +91,10 @@ class Spectrum(ABC):
             value = weight.detach().requires_grad_()
             return torch.autograd.grad(self.weight_log_prob(value).sum(), value)[0]
 
+    def precision(self, dim: int) -> float:  # noqa: ARG002
+        """Curvature of minus log p(w) along a coordinate at w = 0: the prior precision in a Laplace approximation."""
+        raise ValueError(f"{type(self).__name__} has no method precision, which a Laplace approximation asks for.")
+
     @abstractmethod
     def uniforms(self, dim: int) -> int:
         """Number of uniform numbers that one weight vector of ``dim`` inputs is made from."""
@@ -165,6 +169,10 @@ class RBF(Spectrum):
         r"""$-w$."""
         return -weight
 
+    def precision(self, dim: int) -> float:  # noqa: ARG002
+        """1: the log density is a square."""
+        return 1.0
+
     def uniforms(self, dim: int) -> int:
         """One for each input."""
         return dim
@@ -221,6 +229,10 @@ class Matern(Spectrum):
         if not self.product:
             square = square.sum(-1, keepdim=True)
         return weight * (-(2 * self.nu + dim) / (2 * self.nu + square))
+
+    def precision(self, dim: int) -> float:
+        r"""$(\nu + d/2)/\nu$; for a product as if $d = 1$."""
+        return (self.nu + (1 if self.product else dim) / 2) / self.nu
 
     def _t_log_prob(self, squared_norm: Array, dim: int, xp: ArrayModule) -> Array:
         """Log density of a t distribution in ``dim`` dimensions, as a function of the squared norm."""

@@ -18,7 +18,6 @@ from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.mixture import BATCH_NORMS, EXCHANGE_LOCK, Parameters
 from bochner.priors.activations import link
-from bochner.priors.spectra import Matern
 
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 NORMALISATIONS = (*BATCH_NORMS, *INSTANCE_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)  # whose scales stay as trained
@@ -110,17 +109,6 @@ def _unlink(bias: Tensor) -> Tensor:
     return torch.logit(turn, eps=1e-7 if bias.dtype == torch.float32 else 1e-15)
 
 
-def layer_precision(layer: StationaryLayer) -> float:
-    """Prior precision of the model layer's weights: the curvature of their log prior at its mode.
-
-    1 for normal weights; (ν + d/2)/ν for the multivariate t, (ν + 1/2)/ν for independent ones.
-    """
-    if not isinstance(layer.spectrum, Matern):
-        return 1.0
-    dim = 1 if layer.spectrum.product else layer.in_features
-    return (layer.spectrum.nu + dim / 2) / layer.spectrum.nu
-
-
 def taps(model: Model, *, fan_in: bool = False) -> list[Tap]:
     """All linear and convolutional layers of a network, with the prior precision of each; a warning names others with weights.
 
@@ -132,7 +120,7 @@ def taps(model: Model, *, fan_in: bool = False) -> list[Tap]:
         if isinstance(module, StationaryLayer):
             # A phase is uniform on the circle; a Gaussian of the same variance stands for that.
             phase = 3 / math.pi**2 if module.activation.bias == "uniform" else 1.0
-            covered.append(Tap(name, module, layer_precision(module), phase))
+            covered.append(Tap(name, module, module.spectrum.precision(module.in_features), phase))
         elif module is model.output:
             covered.append(Tap(name, module, float(model.layer.out_features), 1.0))
         elif isinstance(module, nn.Linear | nn.Conv2d):
