@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN = .venv/bin
 STAMP = .venv/.installed
 
-.PHONY: setup demo test test-slow test-gpu test-lowest fuzz check bench docs clean
+.PHONY: setup demo test test-slow test-gpu test-lowest fuzz check bench docs axe clean
 
 setup: $(STAMP)
 
@@ -52,5 +52,9 @@ bench: setup
 docs: setup
 	@OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
+# axe-core, with which tests look for what keeps people out of the pages; without it they are skipped.
+axe:
+	@mkdir -p .axe && cd .axe && npm install --silent --no-save --no-audit --no-fund axe-core@4
+
 clean:
-	rm -rf .venv build demo dist site .pytest_cache .ruff_cache
+	rm -rf .venv .axe build demo dist site .pytest_cache .ruff_cache

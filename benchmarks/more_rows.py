@@ -5,8 +5,8 @@
 
 The first rows of a shuffled table are learnt from; 20,000 others are predicted. ``generated`` is the regression of
 ``benchmarks/out_of_core.py`` in numbers alone; ``covtype`` has seven classes (read from BOCHNER_DATA). Boosting stops by a
-tenth of its rows; of three learning rates the one with the best density on that tenth counts, and its seconds are those of all three.
-Its density for a regression is normal, with the standard deviation of that tenth's residuals. Adds a row for each size.
+tenth of its rows; of three learning rates the one with the best density on that tenth counts, and the seconds are those of all
+three. Its density for a regression is normal, with the standard deviation of that tenth's residuals. Adds a row for each size.
 """
 
 import argparse
@@ -64,9 +64,8 @@ def _class_nlpd(model: StationaryClassifier | HistGradientBoostingClassifier, x:
 
 
 def boosting(x: np.ndarray, y: np.ndarray, classes: bool) -> Score:
-    x_fit, x_judge, y_fit, y_judge = train_test_split(
-        x, y, test_size=0.1, random_state=0, stratify=y if classes else None
-    )
+    fit, judge = train_test_split(np.arange(len(y)), test_size=0.1, random_state=0, stratify=y if classes else None)
+    x_fit, x_judge, y_fit, y_judge = x[fit], x[judge], y[fit], y[judge]
     options = {"max_iter": MOST_TREES, "early_stopping": True, "random_state": 0, "max_leaf_nodes": 63}
     scores = []
     for rate in LEARNING_RATES:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 CHROMIUM = shutil.which("chromium")
+AXE = Path(__file__).parents[1] / ".axe" / "node_modules" / "axe-core" / "axe.min.js"  # `make axe` installs it
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+needs_axe = pytest.mark.skipif(CHROMIUM is None or not AXE.exists(), reason="needs chromium, and axe-core: `make axe`")
 
 
 class Browser:
@@ -93,6 +95,17 @@ class Browser:
             assert time.monotonic() < end, f"{script} stays {found!r}"
             time.sleep(0.05)
         return found
+
+    def serious_findings(self) -> list[str]:
+        """What axe-core calls serious or critical in the page: the rule, and where."""
+        self.run(AXE.read_text(encoding="utf-8"))
+        found = self.run("axe.run(document, {resultTypes: ['violations']}).then(result => result.violations)")
+        return [
+            f"{each['id']}: {node['html'][:120]}"
+            for each in found
+            if each["impact"] in ("serious", "critical")
+            for node in each["nodes"]
+        ]
 
     def key(self, name: str, code: int) -> None:
         """Presses a key."""

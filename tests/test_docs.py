@@ -18,7 +18,7 @@ import bochner
 from bochner.experiments.rows import read_rows
 from bochner.reports import tables, toys
 from bochner.reports.blocks import as_markdown
-from browser import needs_browser
+from browser import needs_axe, needs_browser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -217,6 +217,16 @@ def test_pages_fit_narrow_and_wide_screens_in_light_and_dark(page, site, browser
         assert look["wide"] <= 0, look
         assert look["faint"] == [], look
         assert browser.errors == [], browser.errors
+
+
+@needs_axe
+@pytest.mark.parametrize("page", ["explorer.html", "index.html", "tutorial.html", "results.html", "api/network.html"])
+def test_pages_are_accessible(page, site, browser):
+    for width, theme in ((390, "default"), (1280, "slate")):
+        browser.open(site[0] / page, width)
+        browser.run(f"document.body.setAttribute('data-md-color-scheme', '{theme}')")
+        browser.run("new Promise(done => setTimeout(done, 400))")  # colours change slowly
+        assert browser.serious_findings() == []
 
 
 def test_the_gallery_shows_every_example(site):

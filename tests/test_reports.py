@@ -17,7 +17,7 @@ from bochner.reports.model.peers import Score, compared, likely
 from bochner.reports.model.strange import reasons
 from bochner.tables.estimators import TableClassifier, TableRegressor
 from bochner.tables.fitting import predict_rows
-from browser import needs_browser
+from browser import needs_axe, needs_browser
 
 EVIL = "<script>document.title='owned'</script>"
 OPTIONS = {"kernel": ("matern32",), "hidden_layer_sizes": (), "random_state": 0, "device": "cpu"}
@@ -483,3 +483,12 @@ def test_every_control_has_a_label_and_can_be_reached_by_key(files, browser):
         browser.key("Tab", 9)
         seen.add(browser.run("document.activeElement.tagName + '.' + document.activeElement.className"))
     assert {"SELECT.", "INPUT.", "DIV.points", "DIV.scroll", "BUTTON.", "A."} <= seen
+
+
+@needs_axe
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_reports_are_accessible(width, theme, files, hostile, browser):
+    for path in (files / "regression.html", files / "classes.html", hostile):
+        browser.open(path, width, theme)
+        assert browser.serious_findings() == [], path.name
