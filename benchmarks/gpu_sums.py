@@ -21,7 +21,7 @@ from bochner.estimators import Settings, StationaryRegressor
 from bochner.experiments.rows import add_rows, provenance
 from bochner.members.heads import GaussianHead
 from bochner.posteriors.closed_form import Statistics
-from bochner.streaming.moments import MomentCollector, add_sums, whole
+from bochner.streaming.moments import MomentCollector, RegressionSums, add_sums, from_lower_half
 
 COLUMNS = 20
 BATCH_ROWS = 1_000_000
@@ -99,7 +99,8 @@ def main() -> None:
     took = now(device) - start
     start = now(device)
     for member, total in zip(members, sums[0], strict=True):
-        statistics = Statistics(whole(total[0]), total[1], total[2], float(total[3]))
+        assert isinstance(total, RegressionSums)
+        statistics = Statistics(from_lower_half(total.gram), total.projection, total.square, float(total.weight))
         GaussianHead(member.head.features, statistics, member.head.amplitude, member.head.noise)
     heads = now(device) - start
     sizes = [len(member.head.features.anchors) for member in members]

@@ -29,7 +29,7 @@ import torch
 from sklearn.exceptions import NotFittedError
 
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
-from bochner.estimators.base import Stationary
+from bochner.estimators.base import StationaryEstimator
 from bochner.priors.spectra import Matern
 from bochner.tables.estimators import TableClassifier, TableRegressor
 
@@ -454,7 +454,7 @@ def run(
     def stop(*_: Any) -> Any:
         raise Accepted
 
-    with mock.patch.object(Stationary, "_fit_mixtures", stop):
+    with mock.patch.object(StationaryEstimator, "_fit_mixtures", stop):
         for case in cases(models, seed):
             if time.perf_counter() > until:
                 break

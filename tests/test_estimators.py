@@ -20,7 +20,7 @@ from bochner.estimators import Settings, StationaryClassifier, StationaryRegress
 from bochner.estimators.evaluation import forecast
 from bochner.members.heads import GaussianHead, sums_of
 from bochner.members.member import Inputs
-from bochner.members.tuning import TrainingRows
+from bochner.members.rows import TrainingRows
 from bochner.priors.spectra import RBF, Matern
 
 DEFAULT = {"hidden_layer_sizes": (), "random_state": 0}

@@ -24,8 +24,8 @@ from bochner.members.heads import (
     left_out_latent,
     sums_of,
 )
-from bochner.members.tuning import TrainingRows
-from bochner.posteriors.closed_form_classifier import FeatureRows
+from bochner.members.rows import TrainingRows
+from bochner.posteriors.feature_rows import FeatureRows
 from bochner.priors.spectra import RBF, Matern
 from bochner.training.threads import one_thread
 

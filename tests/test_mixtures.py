@@ -83,7 +83,9 @@ def test_a_row_of_weight_three_counts_as_three_rows():
 
 def test_candidates_that_count_little_are_left_out_but_never_the_first():
     weights = torch.tensor([0.001, 0.5, 0.009, 0.49], dtype=torch.float64)
-    assert candidates_to_keep(weights, 0.02) == [0, 1, 3]
+    kept, shares = candidates_to_keep(weights, 0.02)
+    assert kept == [0, 1, 3]
+    torch.testing.assert_close(shares, weights[kept] / 0.991)
 
 
 def test_a_climb_ends_on_a_top():

@@ -20,10 +20,10 @@ from bochner.cli.jobs import fit_file, predict_file
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.members.heads import GaussianHead, SoftmaxHead, as_targets, sums_of
 from bochner.members.member import Inputs
-from bochner.members.tuning import TrainingRows
+from bochner.members.rows import TrainingRows
 from bochner.streaming import tables as streamed_tables
-from bochner.streaming.engines import answers, check_engine
-from bochner.streaming.moments import MomentCollector, add_sums, row_keys, whole
+from bochner.streaming.engines import check_engine, map_portions
+from bochner.streaming.moments import MomentCollector, add_sums, from_lower_half, row_keys
 from bochner.streaming.sample import Sample
 from bochner.streaming.tables import TableSampler
 from bochner.tables.errors import TableError
@@ -218,7 +218,7 @@ def test_class_sums_are_the_slope_and_bound_the_curvature():
     torch.testing.assert_close(value, log_likelihood(head.weights))
     torch.testing.assert_close(slope, torch.func.grad(log_likelihood)(head.weights))
     hessian = -torch.func.hessian(log_likelihood)(head.weights).reshape(head.weights.numel(), -1)
-    bound = torch.kron(whole(curvature), torch.eye(3, dtype=torch.float64))
+    bound = torch.kron(from_lower_half(curvature), torch.eye(3, dtype=torch.float64))
     assert torch.linalg.eigvalsh(bound - hessian).min() > -1e-8
 
 
@@ -298,7 +298,7 @@ def fitted(folder, tmp_path_factory):
 def test_a_folder_is_fitted_in_pieces(fitted, folder, tmp_path):
     assert fitted.metrics["rows"] == 120
     assert fitted.metrics["r2"] > 0.85
-    assert fitted.parts.learnt == ROWS - 120  # no row is equal to a held-out one
+    assert fitted.fitted.learnt == ROWS - 120  # no row is equal to a held-out one
     lines = "\n".join(fitted.summary)
     assert re.search(r"3,000 rows: columns and networks are learnt from 60[0-2] of them, heads from all", lines)
     (count,) = {round(m.head.sums.count) for m in fitted.model.estimator_.mixtures_[0].members}
@@ -365,7 +365,7 @@ def test_a_rare_class_and_a_late_negative_target_are_learnt(tmp_path):
     frame.loc[2500, "money"] = -5.0
     frame.to_parquet(tmp_path / "t.parquet", row_group_size=500)
     classes = fit_folder(tmp_path / "t.parquet", tmp_path / "c.bochner", "kind")
-    assert classes.parts.learnt + len(classes.parts.held) + classes.parts.left_out >= ROWS - 1
+    assert classes.fitted.learnt + len(classes.fitted.held) + classes.fitted.left_out >= ROWS - 1
     money = fit_folder(tmp_path / "t.parquet", tmp_path / "r.bochner", "money", drop=["kind"])
     assert math.isfinite(money.metrics["nlpd"])
 
@@ -453,7 +453,7 @@ def test_rows_without_a_target_are_named_or_left_out(tmp_path):
     with pytest.raises(TableError, match=r"rows? that cannot be used"):
         fit_folder(path, tmp_path / "m.bochner")
     done = fit_folder(path, tmp_path / "m.bochner", skip_bad=True)
-    assert [row.place for row in done.rows.bad] == ["row 8", "row 2901"]
+    assert [row.place for row in done.table.bad] == ["row 8", "row 2901"]
     assert done.written[-1].exists()
 
 
@@ -498,12 +498,12 @@ def test_a_killed_worker_is_replaced_and_an_error_is_told(cluster, tmp_path):
             raise TableError("portion 3 cannot be read")
         return number
 
-    pids = list(answers(die_once, [str(tmp_path / "died")], "ray"))
+    pids = list(map_portions(die_once, [str(tmp_path / "died")], "ray"))
     assert len(pids) == 1
     assert pids[0] != os.getpid()
     assert (tmp_path / "died").exists()
     with pytest.raises(TableError, match="portion 3 cannot be read"):
-        list(answers(refuse, range(6), "ray"))
+        list(map_portions(refuse, range(6), "ray"))
 
 
 # ------------------------------------------------------------------ one batch after the other

@@ -13,7 +13,7 @@ from sklearn.linear_model import RidgeCV
 from bochner.reports.model import Collected, Heading, Rows, measured_report, predicted_report
 from bochner.reports.model.columns import importances
 from bochner.reports.model.page import Page, Part, Table
-from bochner.reports.model.peers import Score, compared, likely
+from bochner.reports.model.peers import Score, verdict_on, within_two_errors
 from bochner.reports.model.strange import reasons
 from bochner.tables.estimators import TableClassifier, TableRegressor
 from bochner.tables.fitting import predict_rows
@@ -131,9 +131,9 @@ def test_verdicts_allow_for_chance():
     rng = np.random.default_rng(0)
     base = rng.random(400)
     scores = [Score("s", {}, 0.0, 0.0, base + shift + 0.1 * rng.normal(size=400)) for shift in (0, 0.1, -0.1, 0.0)]
-    assert [compared(scores[0], other) for other in scores[1:]] == ["better", "worse", "equal"]
-    assert likely(0.88, 0.9, 100)  # a standard error is 0.03
-    assert not likely(0.8, 0.9, 100)
+    assert [verdict_on(scores[0], other) for other in scores[1:]] == ["better", "worse", "equal"]
+    assert within_two_errors(0.88, 0.9, 100)  # a standard error is 0.03
+    assert not within_two_errors(0.8, 0.9, 100)
 
 
 def test_the_forest_of_classes_is_finite_and_all_models_share_the_rows(classes):

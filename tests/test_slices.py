@@ -10,7 +10,14 @@ import torch
 from bochner import Categorical, Gaussian, Matern, Model, StationaryLayer
 from bochner.experiments.published import SampledModel
 from bochner.posteriors.samples import Sampling
-from bochner.posteriors.slices import LENGTHSCALE_PRIOR, NOISE_PRIOR, Classes, Collapsed, from_squares, slice_sample
+from bochner.posteriors.slices import (
+    LENGTHSCALE_PRIOR,
+    NOISE_PRIOR,
+    SampledClassifier,
+    SampledRegression,
+    from_squares,
+    slice_sample,
+)
 
 X = torch.tensor([[-1.0], [0.2], [0.9], [1.5]], dtype=torch.float64)
 Y = torch.tensor([[0.4], [-0.3], [0.8], [0.1]], dtype=torch.float64)
@@ -32,7 +39,7 @@ def normal(generator, *shape):
 @pytest.mark.parametrize("output_bias", [False, True])
 @pytest.mark.parametrize(("kernel", "activation"), [("rbf", "step"), (Matern(1.5), "sin"), ("exponential", "triangle")])
 def test_the_likelihood_integrates_the_output_weights_out(kernel, activation, output_bias, generator):
-    target = Collapsed(network(3, kernel, activation, output_bias=output_bias), X, Y)
+    target = SampledRegression(network(3, kernel, activation, output_bias=output_bias), X, Y)
     v, shared = normal(generator, 2, 3, target.unit_numbers), normal(generator, 2, target.shared_numbers)
     h, level = target.evaluate(v, shared)
     noise = target.noise(shared)
@@ -46,7 +53,7 @@ def test_the_likelihood_integrates_the_output_weights_out(kernel, activation, ou
 def test_rounding_makes_no_network_more_probable_than_any_can_be(generator):
     """Units that nearly coincide, next to no noise: the Gaussian density has no value above that of its middle, at variance s²."""
     noise, draws = 1e-8, 20_000
-    target = Collapsed(network(2), X, Y)
+    target = SampledRegression(network(2), X, Y)
     apart = 1e-7 * torch.randn(draws, 4, 2, generator=generator, dtype=torch.float64)
     h = torch.randn(draws, 4, 1, generator=generator, dtype=torch.float64) + apart
     level = target.log_likelihood(h, torch.full((draws,), noise, dtype=torch.float64))
@@ -64,7 +71,7 @@ def classes_network(classes):
 
 @pytest.mark.parametrize("classes", ["one logit", 2, 3])
 def test_a_replaced_unit_has_the_likelihood_of_the_new_network(classes, generator):
-    target = Classes(classes_network(classes), X, LABELS)
+    target = SampledClassifier(classes_network(classes), X, LABELS)
     v, shared = normal(generator, 5, 3, target.unit_numbers), normal(generator, 5, target.shared_numbers)
     moved = v.clone()
     moved[:, 1] = normal(generator, 5, target.unit_numbers)
@@ -79,8 +86,8 @@ def test_a_replaced_unit_has_the_likelihood_of_the_new_network(classes, generato
 def test_a_drawn_network_has_the_likelihood_of_its_particle(classes, monkeypatch):
     """The parameters that are handed out, in the model itself, give the likelihood that the sampler worked with."""
     kept = []
-    original = Classes.head
-    monkeypatch.setattr(Classes, "head", lambda *args: kept.append(args[1].level.clone()) or original(*args))
+    original = SampledClassifier.head
+    monkeypatch.setattr(SampledClassifier, "head", lambda *args: kept.append(args[1].level.clone()) or original(*args))
     posterior = slice_sample(
         classes_network(classes), X, LABELS, Sampling(warmup=2, samples=3, chains=2, seed=3), sweeps=1
     )
@@ -94,7 +101,9 @@ def test_a_drawn_network_has_the_likelihood_of_its_particle(classes, monkeypatch
 def test_numbers_have_the_distributions_of_the_priors(product, generator):
     """Kolmogorov–Smirnov tests at a level of one in ten thousand."""
     count = 20_000
-    target = Collapsed(network(1, Matern(1.5, product=product), dim=2), torch.zeros(4, 2, dtype=torch.float64), Y)
+    target = SampledRegression(
+        network(1, Matern(1.5, product=product), dim=2), torch.zeros(4, 2, dtype=torch.float64), Y
+    )
     weight, bias = target.weights(normal(generator, count, 1, target.unit_numbers))
     shared = normal(generator, count, target.shared_numbers)
     assert scipy.stats.kstest(bias[:, 0], scipy.stats.uniform(-math.pi, 2 * math.pi).cdf).pvalue > 1e-4
@@ -119,7 +128,7 @@ def test_draws_are_those_of_the_posterior(activation, likelihood):
     model = network(1, "rbf", activation, likelihood)
     regression = isinstance(likelihood, Gaussian)
     y = values[:, None] if regression else (values > 0.3).long()
-    target = (Collapsed if regression else Classes)(model, CURVE, y)
+    target = (SampledRegression if regression else SampledClassifier)(model, CURVE, y)
     v, shared = normal(generator, 200_000, 1, target.unit_numbers), normal(generator, 200_000, target.shared_numbers)
     outputs, level = target.evaluate(v, shared)
     if regression:

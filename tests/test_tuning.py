@@ -8,8 +8,9 @@ from scipy.stats import multivariate_normal, norm
 from bochner.members import tuning
 from bochner.members.features import JITTER
 from bochner.members.plan import make_plan
+from bochner.members.rows import TrainingRows
 from bochner.members.settings import Settings
-from bochner.members.tuning import Hyperparameters, TrainingRows, leave_one_out_predictions, log_evidence, tune
+from bochner.members.tuning import Hyperparameters, leave_one_out_predictions, log_evidence, tune
 from bochner.priors.spectra import RBF, Exponential, Matern
 
 GROUP = torch.tensor([0, 1, 1, 2])  # the second column has two inputs

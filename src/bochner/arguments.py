@@ -11,8 +11,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-LARGEST_COUNT = 2**31 - 1  # of rows, units or steps: larger ones are mistakes
-LARGEST_NUMBER = 1e18  # of scales and rates, and one over the smallest: squares of them still fit into float32
+MAX_COUNT = 2**31 - 1  # of rows, units or steps: larger ones are mistakes
+MAX_NUMBER = 1e18  # of scales and rates, and one over the smallest: squares of them still fit into float32
 
 
 def shown(value: object) -> str:
@@ -32,8 +32,8 @@ def whole_number(name: str, value: Any, least: int = 1) -> int:
         number = least - 1 if isinstance(value, bool) else operator.index(value)
     except (TypeError, ValueError):  # a tensor of several integers raises a ValueError
         number = least - 1
-    if not least <= number <= LARGEST_COUNT:
-        limit = f"at least {least}" if number < least else f"at most {LARGEST_COUNT}"
+    if not least <= number <= MAX_COUNT:
+        limit = f"at least {least}" if number < least else f"at most {MAX_COUNT}"
         raise ValueError(f"The {name} parameter must be an integer of {limit}, got {shown(value)} instead.")
     return number
 
@@ -53,7 +53,7 @@ def positive_number(name: str, value: Any, *, bounded: bool = True) -> float:
     number = _as_float(value)
     if not 0 < number < float("inf"):
         raise ValueError(f"The {name} parameter must be positive and finite, got {shown(value)} instead.")
-    if bounded and not 1 / LARGEST_NUMBER <= number <= LARGEST_NUMBER:
+    if bounded and not 1 / MAX_NUMBER <= number <= MAX_NUMBER:
         raise ValueError(f"The {name} parameter must lie between 1e-18 and 1e18, got {shown(value)} instead.")
     return number
 
@@ -116,11 +116,7 @@ def finite_tensor(name: str, value: Any) -> Tensor:
         raise ValueError(f"The {name} parameter must have at least 1 row, got shape {tuple(value.shape)} instead.")
     if value.is_meta:
         raise ValueError(f"The {name} parameter must hold numbers, got a tensor on torch's meta device instead.")
-    if (
-        value.is_floating_point()
-        and value.numel()
-        and not (size := float(value.detach().abs().max())) <= LARGEST_NUMBER
-    ):
+    if value.is_floating_point() and value.numel() and not (size := float(value.detach().abs().max())) <= MAX_NUMBER:
         if count := int((~torch.isfinite(value)).sum()):
             raise ValueError(
                 f"The {name} parameter must be finite, got {count} NaN or infinite entries; drop or impute those rows first."

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from bochner.arguments import described
 from bochner.training.batches import Inputs, first_batch, split_batch, targets_of, workers
+from bochner.training.randomness import GOLDEN_FACTOR
 
 MAX_KEY_NUMBERS = 4096  # numbers of a row that its key is computed from; the key decides whether it is in the sample
 BATCH_ROWS = 1024  # rows of a tensor in one batch
@@ -229,10 +230,10 @@ class Reader:
     classes: bool
 
     @torch.no_grad()
-    def rows(self, loader: Iterable[Any], what: str, progress: bool) -> Iterator[HeadRows]:
+    def rows(self, loader: Iterable[Any], title: str, progress: bool) -> Iterator[HeadRows]:
         """The batches of a loader, one at a time."""
         length = _length(loader)
-        shown = track(loader, what, total=length, console=Console(stderr=True), transient=True, disable=not progress)
+        shown = track(loader, title, total=length, console=Console(stderr=True), transient=True, disable=not progress)
         for number, batch in enumerate(shown):
             inputs, targets = split_batch(batch)[0], targets_of(batch).to(self.tapped.device)
             features, raw = self.tapped(inputs)
@@ -315,7 +316,7 @@ def _keys(inputs: Inputs, features: Tensor) -> Tensor:
         factors = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator) * 2 + 1
         key = key + ((bits ^ (bits >> 29)) * factors.to(bits.device)).sum(1).to(key.device)
     for shift in (31, 27, 33):  # mixes high and low bits
-        key = (key ^ (key >> shift)) * -7046029254386353131
+        key = (key ^ (key >> shift)) * GOLDEN_FACTOR
     return key
 
 

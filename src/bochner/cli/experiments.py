@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from bochner.cli.output import console, has_screen, make_folder, say
-from bochner.cli.process import keep
+from bochner.cli.process import note_finished
 from bochner.errors import unknown_name
 
 MAX_WORKERS = 1024  # processes of a sweep
@@ -106,7 +106,7 @@ def run(
         experiment.check(its_request)
     for experiment, its_request in chosen:
         folder = make_folder(out or Path("results") / experiment.folder)
-        keep(folder, "The same command makes the rows that are missing")
+        note_finished(folder, "The same command makes the rows that are missing")
         rows = experiment.run(its_request, folder)
         with _foreign_rows(rows):
             figures = [str(path) for path in draw(experiment.name, rows)]
@@ -162,7 +162,7 @@ def demo(out: Out = Path("demo"), seed: Seed = 0) -> None:
     for line in result.lines():
         say(line)
     save_figure(result.figure, folder / "demo.svg")
-    keep(folder / "demo.svg")
+    note_finished(folder / "demo.svg")
     page = write(folder / "report.html", "Networks that know what they do not know", demo_sections(result))
     console.print()
     say(f"Picture: {folder / 'demo.svg'}   Report: {page}")

@@ -12,19 +12,20 @@ import numpy as np
 
 from bochner.cli.files import Files
 from bochner.cli.output import note
-from bochner.cli.process import keep
+from bochner.cli.process import note_finished
+from bochner.errors import listed
 from bochner.estimators.evaluation import Forecast, forecast, forecast_metrics
 from bochner.files import write_text
 from bochner.storage.models import load, save
 from bochner.tables import fitting
 from bochner.tables.cells import as_text
-from bochner.tables.errors import listed
 from bochner.tables.reading import BadRow, Source, open_table, read_table
 from bochner.tables.table import Changes
 from bochner.tables.writing import check_output_kind, write_bad_rows, writer
 
 if TYPE_CHECKING:
     from bochner.reports.model import Collected
+    from bochner.reports.model.page import Page
 
 PROGRESS_ROWS = 100_000  # rows between two lines of progress of predict
 FITTING_SHARE = 0.85  # share of the time left after reading that goes to the fit; the rest is for measuring and writing
@@ -37,27 +38,27 @@ class Fitted:
 
     Attributes:
         model: The estimator for tables.
-        rows: The table that was read.
-        parts: Training rows, held-out rows, and the number of held-out rows that cannot be used.
+        table: The table that was read.
+        fitted: The fitted estimator, and which rows were held out.
         metrics: Metrics on the held-out rows, or on as many as there was time for; empty where there are none.
         written: Files that were written, the model first.
     """
 
     model: Any
-    rows: fitting.TrainingTable
-    parts: fitting.FittedTable
+    table: fitting.TrainingTable
+    fitted: fitting.FittedTable
     metrics: dict[str, Any]
     written: list[Path]
 
     @property
     def summary(self) -> list[str]:
         """Lines that say what the file and each column were taken for."""
-        return [*self.rows.notes, *self.model.summary_]
+        return [*self.table.notes, *self.model.summary_]
 
 
 def fit_file(
     files: Files,
-    rows: fitting.TrainingTable,
+    table: fitting.TrainingTable,
     *,
     share: float,
     drop: Sequence[str],
@@ -69,7 +70,7 @@ def fit_file(
 
     Args:
         files: Where the model and the report go.
-        rows: The table.
+        table: The table.
         share: Share of rows held out; 0 fits to all.
         drop: Columns to leave out.
         deadline: When all but the report should be ready, on the clock of ``time.perf_counter``.
@@ -78,51 +79,52 @@ def fit_file(
     """
     if deadline < math.inf:
         options["budget"] = max(1e-3, FITTING_SHARE * (deadline - time.perf_counter()))
-    parts = fitting.fit_table(rows, share=share, drop=drop, **options)
-    model, page, metrics = parts.estimator, None, {}
-    if rows.sampled and deadline == math.inf:
+    fitted = fitting.fit_table(table, share=share, drop=drop, **options)
+    model, page, metrics = fitted.estimator, None, {}
+    if table.sampled and deadline == math.inf:
         from bochner.streaming.tables import learn_from_all
 
-        learn_from_all(parts, rows, engine=engine, skip_bad=files.bad_rows is not None, say=note)
-    if len(parts.held):
-        measured = parts.held[_in_time(parts, deadline)]
-        answer, y = forecast(model.estimator_, parts.clean.iloc[measured], rows.y[measured]), rows.y[measured]
-        metrics = forecast_metrics(model.estimator_, y, answer)
+        learn_from_all(fitted, table, engine=engine, skip_bad=files.bad_rows is not None, say=note)
+    if len(fitted.held):
+        measured = fitted.held[_in_time(fitted, deadline)]
+        y = table.y[measured]
+        predicted = forecast(model.estimator_, fitted.clean.iloc[measured], y)
+        metrics = forecast_metrics(model.estimator_, y, predicted)
         if files.report is not None:  # made before the model is written: a report that fails leaves no model behind
-            page = _held_out_report(files, rows, parts, answer if len(measured) == len(parts.held) else None)
+            page = _held_out_report(files, table, fitted, predicted if len(measured) == len(fitted.held) else None)
     assert files.out is not None
     save(files.out, model)
-    keep(files.out)
+    note_finished(files.out)
     written = [files.out]
     if page is not None:
         written.append(write_page(files, page))
-    return Fitted(model, rows, parts, metrics, [*written, *_list_bad(files, rows.bad)])
+    return Fitted(model, table, fitted, metrics, [*written, *_list_bad(files, table.bad)])
 
 
-def _in_time(parts: fitting.FittedTable, deadline: float) -> np.ndarray:
+def _in_time(fitted: fitting.FittedTable, deadline: float) -> np.ndarray:
     """Positions of the held-out rows to measure with: all, or as many, evenly spaced, as can be predicted before the deadline."""
-    count = len(parts.held)
+    count = len(fitted.held)
     if deadline == math.inf or count <= 2 * TIMED_ROWS:
         return np.arange(count)
     start = time.perf_counter()
-    forecast(parts.estimator.estimator_, parts.clean.iloc[parts.held[:TIMED_ROWS]])
+    forecast(fitted.estimator.estimator_, fitted.clean.iloc[fitted.held[:TIMED_ROWS]])
     now = time.perf_counter()
     rows = int(TIMED_ROWS * (deadline - now) / (now - start))
     return np.unique(np.linspace(0, count - 1, min(count, max(TIMED_ROWS, rows))).round().astype(int))
 
 
 def _held_out_report(
-    files: Files, rows: fitting.TrainingTable, parts: fitting.FittedTable, answer: Forecast | None
-) -> Any:
+    files: Files, table: fitting.TrainingTable, fitted: fitting.FittedTable, predicted: Forecast | None
+) -> "Page":
     """The report on the held-out rows of a fit, from what the model says of them if that is known already."""
     from bochner.reports.model import Heading, Rows, measured_report
 
     train, held = (
-        Rows(rows.frame.iloc[at].map(as_text), parts.clean.iloc[at], rows.places[at].tolist(), rows.y[at])
-        for at in (parts.train, parts.held)
+        Rows(table.frame.iloc[at].map(as_text), fitted.clean.iloc[at], table.places[at].tolist(), table.y[at])
+        for at in (fitted.train, fitted.held)
     )
-    heading = Heading(f"{files.table.name}: {rows.target.name}", rows.unit, rows.notes)
-    return measured_report(parts.estimator, held, heading, said=answer, train=train, say=note)
+    heading = Heading(f"{files.table.name}: {table.target.name}", table.unit, table.notes)
+    return measured_report(fitted.estimator, held, heading, predicted=predicted, train=train, say=note)
 
 
 def _list_bad(files: Files, bad: list[BadRow]) -> list[Path]:
@@ -134,15 +136,15 @@ def _list_bad(files: Files, bad: list[BadRow]) -> list[Path]:
             note(f"no row was left out; {files.bad_rows} is of an earlier run")
         return []
     write_bad_rows(files.bad_rows, bad)
-    keep(files.bad_rows)
+    note_finished(files.bad_rows)
     return [files.bad_rows]
 
 
-def write_page(files: Files, page: Any) -> Path:
+def write_page(files: Files, page: "Page") -> Path:
     """Writes a report; returns its path."""
     assert files.report is not None
     write_text(files.report, page.render())
-    keep(files.report)
+    note_finished(files.report)
     return files.report
 
 
@@ -188,7 +190,7 @@ def predict_file(files: Files, model: Path, *, coverage: float, device: str) -> 
     estimator = load_model(model, device)
     collected = None if files.report is None else Collected(estimator)
     result = _predict_pieces(estimator, source, files, coverage, collected)
-    keep(files.out)
+    note_finished(files.out)
     result.written = [files.out]
     if listed_at := _list_bad(files, source.bad):
         result.notes.append(f"{len(source.bad)} rows cannot be used and are left out: {listed_at[0]}")
@@ -249,7 +251,7 @@ class Evaluated:
 
     metrics: dict[str, Any]
     notes: list[str]
-    page: Any = None
+    page: "Page | None" = None
 
 
 def evaluate_file(files: Files, model: Path, device: str) -> Evaluated:
@@ -275,8 +277,9 @@ def evaluate_file(files: Files, model: Path, device: str) -> Evaluated:
         if unknown := sorted(set(y) - set(estimator.classes_)):
             raise ValueError(f"{files.table} has the class '{unknown[0]}', which the model does not know.")
     clean = adapted.transform(frame, changes)
-    answer = forecast(estimator.estimator_, clean, y)
-    result = Evaluated(forecast_metrics(estimator.estimator_, y, answer), [*source.notes, *column_notes, *target_notes])
+    predicted = forecast(estimator.estimator_, clean, y)
+    notes = [*source.notes, *column_notes, *target_notes]
+    result = Evaluated(forecast_metrics(estimator.estimator_, y, predicted), notes)
     result.notes += changes.lines()
     if listed_at := _list_bad(files, source.bad):
         result.notes.append(f"{len(source.bad)} rows cannot be used and are left out: {listed_at[0]}")
@@ -285,5 +288,5 @@ def evaluate_file(files: Files, model: Path, device: str) -> Evaluated:
 
         evaluated = Rows(frame.map(as_text), clean, [piece.places[row] for row in rows], y)
         heading = Heading(f"{files.table.name}: {target.name}", source.unit, result.notes)
-        result.page = measured_report(estimator, evaluated, heading, said=answer, say=note)
+        result.page = measured_report(estimator, evaluated, heading, predicted=predicted, say=note)
     return result

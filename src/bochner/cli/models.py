@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from bochner.cli.files import STDOUT, Files, check_model_file
 from bochner.cli.output import note, say
 from bochner.cli.process import start_time
 from bochner.errors import unknown_name
+
+if TYPE_CHECKING:
+    from bochner.cli.jobs import Fitted
 
 QUICK_SECONDS = 10.0  # seconds that --quick allows
 NOTABLE_OVERRUN = 1.2  # factor on the budget from which on a line says why it was not kept
@@ -198,32 +201,29 @@ def _check_fit(files: Files, task: str, test: float) -> None:
         raise ValueError(unknown_name("task", task, TASKS))
 
 
-def _tell_json(result: Any) -> None:
+def _tell_json(result: "Fitted") -> None:
     """Prints what ``_tell`` says as one JSON object, for programs."""
-    answer: dict[str, Any] = {"model": str(result.written[0]), "task": result.rows.target.task}
-    answer |= {"rows": result.parts.learnt, "inputs": len(result.model.table_.outputs)}
-    answer |= {"left_out": len(result.rows.bad), "summary": result.summary, "held_out": result.metrics}
+    answer: dict[str, Any] = {"model": str(result.written[0]), "task": result.table.target.task}
+    answer |= {"rows": result.fitted.learnt, "inputs": len(result.model.table_.outputs)}
+    answer |= {"left_out": len(result.table.bad), "summary": result.summary, "held_out": result.metrics}
     print(json.dumps(answer, allow_nan=False))
 
 
-def _tell(result: Any) -> None:
+def _tell(result: "Fitted") -> None:
     """Prints what the columns were taken for, what was fitted, how good it is, and where it was written."""
-    model, parts = result.model, result.parts
-    rows, held = parts.learnt, len(parts.held) + parts.left_out
+    model, fitted = result.model, result.fitted
+    rows, held = fitted.learnt, len(fitted.held) + fitted.left_out
     for line in result.summary:
         say(f"  {line}")
     say(f"{model.target_.task} of '{model.target_.name}' from {len(model.table_.outputs)} columns")
     detail = "; the others measure it (--test 0 fits to all)" if held else ""
     say(f"fitted to {rows} of {rows + held} rows{detail}")
-    if result.rows.bad:
-        say(f"{len(result.rows.bad)} rows cannot be used and are left out: {result.written[-1]}")
+    if result.table.bad:
+        say(f"{len(result.table.bad)} rows cannot be used and are left out: {result.written[-1]}")
     if result.metrics:
-        detail = f" ({parts.left_out} of classes without a row to learn from are left out)" if parts.left_out else ""
-        timed = (
-            ""
-            if result.metrics["rows"] == len(parts.held)
-            else f", {result.metrics['rows']} of {len(parts.held)} for the time"
-        )
+        detail = f" ({fitted.left_out} of classes without a row to learn from are left out)" if fitted.left_out else ""
+        measured, count = result.metrics["rows"], len(fitted.held)
+        timed = "" if measured == count else f", {measured} of {count} for the time"
         say(f"on held-out rows{detail}{timed}:")
         _show(result.metrics, as_json=False)
     say(f"written: {'  '.join(str(path) for path in result.written)}")
@@ -307,6 +307,7 @@ def info(model: ModelFile, as_json: Json = False) -> None:
         bochner info model.bochner
     """
     check_model_file(model)
+    from bochner.estimators.base import as_kernels
     from bochner.members.member import describe_members
     from bochner.storage import load
 
@@ -314,7 +315,7 @@ def info(model: ModelFile, as_json: Json = False) -> None:
     values: dict[str, Any] = dict(saved.about)
     table = saved.estimator if hasattr(saved.estimator, "table_") else None
     estimator = saved.estimator if table is None else table.estimator_
-    kernels = estimator.kernel if isinstance(estimator.kernel, tuple | list) else (estimator.kernel,)
+    kernels = as_kernels(estimator.kernel)
     values |= {"kernel": ", ".join(map(str, kernels)), "hidden_layer_sizes": list(estimator.hidden_layer_sizes)}
     values["false_alarm"] = estimator.false_alarm
     values["members"] = "; ".join(describe_members(mixture.members) for mixture in estimator.mixtures_)

@@ -13,8 +13,9 @@ import typer
 from rich.console import Console
 
 from bochner.cli import process
+from bochner.errors import printable, shortened
 from bochner.files import FULL_DISK, temporary_path
-from bochner.tables.errors import TableError, printable, shortened
+from bochner.tables.errors import TableError
 
 # What users write is never markup: a column may be called d:on:d or [/red].
 console = Console(highlight=False, markup=False, emoji=False)

@@ -35,8 +35,8 @@ def begin() -> None:
     _kept.clear()
 
 
-def keep(path: Path, next_step: str = "") -> None:
-    """Notes a file that is whole, or is whole whenever it exists, for the message of a command that is stopped."""
+def note_finished(path: Path, next_step: str = "") -> None:
+    """Remembers an output file, which never exists half-written, for the message of a stopped command."""
     _kept[path] = next_step
 
 

@@ -42,7 +42,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingData:
     """Checked training data. Equal rows are merged into one row of more weight, and rows are sorted: their order does not matter.
 
     Attributes:
@@ -63,14 +63,14 @@ class Training:
     features: int
     began: float
 
-    def part(self, rows: np.ndarray) -> "Training":
+    def part(self, rows: np.ndarray) -> "TrainingData":
         """The training data of some of the rows."""
         at = torch.from_numpy(rows).to(self.x.device)
         return replace(self, x=self.x[at], y=self.y[rows], weight=self.weight[at])
 
 
 def draw_rows(rows: int, count: int, labels: np.ndarray | None, seed: Any) -> np.ndarray:
-    """Numbers of ``count`` rows drawn at random, and of two rows of every class."""
+    """Indices of ``count`` rows drawn at random, and of two rows of every class."""
     order = check_random_state(seed).permutation(rows)
     chosen = [order[:count]]
     if labels is not None:
@@ -78,7 +78,7 @@ def draw_rows(rows: int, count: int, labels: np.ndarray | None, seed: Any) -> np
     return np.unique(np.concatenate(chosen))
 
 
-class Stationary(BaseEstimator):
+class StationaryEstimator(BaseEstimator):
     """Parameters and checks of StationaryRegressor and StationaryClassifier."""
 
     columns_: Columns
@@ -135,7 +135,7 @@ class Stationary(BaseEstimator):
     def _device(self) -> str:
         return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
 
-    def _task(self, training: Training, effort: float = 1.0, clock: Clock | None = None) -> Task:
+    def _task(self, training: TrainingData, effort: float = 1.0, clock: Clock | None = None) -> Task:
         return Task(
             group=torch.from_numpy(training.columns.group).to(training.x.device),
             plain=training.columns.plain,
@@ -149,12 +149,12 @@ class Stationary(BaseEstimator):
         )
 
     def _fit_mixtures(
-        self, training: Training, fit: Callable[[Training, Task], list[Any]], labels: np.ndarray | None = None
-    ) -> tuple[Training, list[Any]]:
+        self, training: TrainingData, fit: Callable[[TrainingData, Task], list[Any]], labels: np.ndarray | None = None
+    ) -> tuple[TrainingData, list[Any]]:
         """Fits the mixtures, within the budget if there is one; returns the rows that they were fitted to, and the mixtures."""
         seed = self.random_state if self.budget is None else check_seed(self.random_state)
 
-        def attempt(effort: float, clock: Clock) -> tuple[Training, list[Any]]:
+        def attempt(effort: float, clock: Clock) -> tuple[TrainingData, list[Any]]:
             count = (self.settings or Settings()).rows_for(effort, len(training.x))
             part = training
             if count < len(training.x):
@@ -185,17 +185,19 @@ class Stationary(BaseEstimator):
                 list; or a dataset of pyarrow.
             target: Name of the target's column in a dataset.
         """
-        from bochner.streaming.learning import Batches, Rest, fit_batches
+        from bochner.streaming.learning import AllRowsLearner, Batches, fit_batches
 
         self.check_parameters()
         most, seed = (self.settings or Settings()).sample_rows, check_seed(self.random_state)
-        rest = None if self.budget is not None else lambda training: Rest(self, training)
+        rest = None if self.budget is not None else lambda training: AllRowsLearner(self, training)
         fit_batches(Batches(batches, target), most, seed, fit=self._learn, rest=rest)
         return self
 
-    def _update(self, X: Any, y: np.ndarray, sample_weight: Any, kept: float) -> Self:
-        """Takes in more rows with targets as numbers; earlier rows count ``kept``."""
-        kept = check_number("forgetting_factor", kept, 0, MAX_FACTOR, "lie above 0 and be at most 1")
+    def _update(self, X: Any, y: np.ndarray, sample_weight: Any, forgetting_factor: float) -> Self:
+        """Takes in more rows with targets as numbers; earlier rows count ``forgetting_factor``."""
+        forgetting_factor = check_number(
+            "forgetting_factor", forgetting_factor, 0, MAX_FACTOR, "lie above 0 and be at most 1"
+        )
         x = self._inputs(X).cpu().numpy()
         check_same_rows(len(x), len(y))
         weight = check_row_weights(sample_weight, len(y))
@@ -205,17 +207,17 @@ class Stationary(BaseEstimator):
         like = torch.from_numpy(x[first]).to(self._device())
         weights, targets = torch.from_numpy(weight).to(like), y[first].reshape(len(first), -1).T
         self.mixtures_ = [
-            mixture.updated(like, as_tensor(target, like), weights, kept)
+            mixture.updated(like, as_tensor(target, like), weights, forgetting_factor)
             for mixture, target in zip(self.mixtures_, targets, strict=True)
         ]
         self._describe()
         return self
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any) -> Training:
+    def _learn(self, X: Any, y: Any, sample_weight: Any) -> TrainingData:
         """Fits, and returns the rows that the mixtures were fitted to."""
         raise NotImplementedError
 
-    def _remember(self, training: Training, mixtures: list[Any], **attributes: Any) -> None:
+    def _remember(self, training: TrainingData, mixtures: list[Any], **attributes: Any) -> None:
         """Stores what a fit has learnt, once it has succeeded; nothing stays of an earlier fit."""
         novelty = _novelty_of(training, mixtures, self.false_alarm)
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("_")]:
@@ -227,7 +229,7 @@ class Stationary(BaseEstimator):
         vars(self).update(attributes)
         self._describe()
 
-    def _take_mixtures(self, training: Training, mixtures: list[Any]) -> None:
+    def _take_mixtures(self, training: TrainingData, mixtures: list[Any]) -> None:
         """Takes mixtures that have learnt from more rows than those that the columns were learnt from."""
         self.novelty_, self.ood_threshold_ = _novelty_of(training, mixtures, self.false_alarm)
         self.mixtures_ = mixtures
@@ -266,9 +268,14 @@ class Stationary(BaseEstimator):
         return torch.cat(scores).cpu().numpy()
 
 
+def as_kernels(kernel: Any) -> tuple[Any, ...]:
+    """The kernels of the kernel parameter, which is one or a sequence."""
+    return tuple(kernel) if isinstance(kernel, tuple | list) else (kernel,)
+
+
 def _spectra(kernel: Any) -> tuple[spectra.Spectrum, ...]:
     """Spectral densities of the kernels that the kernel parameter names."""
-    kernels = kernel if isinstance(kernel, tuple | list) else (kernel,)
+    kernels = as_kernels(kernel)
     if not kernels:
         raise ValueError("The kernel parameter must name at least one kernel, got an empty sequence instead.")
     densities = tuple(spectra.resolve_spectrum(name) for name in kernels)
@@ -278,13 +285,13 @@ def _spectra(kernel: Any) -> tuple[spectra.Spectrum, ...]:
     return densities
 
 
-def _novelty_of(training: Training, mixtures: list[Any], false_alarm: float) -> tuple[Novelty, float]:
+def _novelty_of(training: TrainingData, mixtures: list[Any], false_alarm: float) -> tuple[Novelty, float]:
     """The score for strange rows and its threshold. All mixtures have the same plan, so the same rows judged them."""
     left = np.mean([mixture.judged_left for mixture in mixtures], axis=0)
     return learn_novelty(training.x, training.weight, left, mixtures[0].judged, false_alarm)
 
 
-def checked_training(estimator: Stationary, X: Any, y: np.ndarray, sample_weight: Any) -> Training:
+def checked_training(estimator: StationaryEstimator, X: Any, y: np.ndarray, sample_weight: Any) -> TrainingData:
     """Training data from a table and a checked target; nothing is stored in the estimator."""
     began = time.perf_counter()
     with named_errors("X"):
@@ -307,10 +314,10 @@ def checked_training(estimator: Stationary, X: Any, y: np.ndarray, sample_weight
         columns = Columns.learn(table, weight, (estimator.settings or Settings()).unseen_rows)
         inputs = columns.transform(table)
     x, counts = (torch.from_numpy(values).to(estimator._device()) for values in (inputs, weight))
-    return Training(columns, x, y, counts, names, table.shape[1], began)
+    return TrainingData(columns, x, y, counts, names, table.shape[1], began)
 
 
-def _checked_table(estimator: Stationary, X: Any) -> Any:
+def _checked_table(estimator: StationaryEstimator, X: Any) -> Any:
     """A table to learn from: a float array, or a DataFrame with categories."""
     if has_categories(X):
         check_column_names(X)
@@ -319,7 +326,7 @@ def _checked_table(estimator: Stationary, X: Any) -> Any:
     return check_array(as_numpy(X), estimator=estimator, input_name="X", **options)
 
 
-def _columns_of_training(estimator: Stationary, X: Any) -> pd.DataFrame:
+def _columns_of_training(estimator: StationaryEstimator, X: Any) -> pd.DataFrame:
     """New rows as a DataFrame with the columns of training, in their order."""
     if not isinstance(X, pd.DataFrame):
         raise ValueError(

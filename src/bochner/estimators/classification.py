@@ -29,11 +29,13 @@ from bochner.members.member import (
     candidates_to_keep,
     climb_to_best,
     features_at_first_rows,
+    make_members,
+    used_extractors,
     weighted_variance_left,
 )
 from bochner.members.plan import Plan, make_plan
+from bochner.members.rows import TrainingRows
 from bochner.members.settings import Task
-from bochner.members.tuning import TrainingRows
 from bochner.predictive import within_error_of_best
 from bochner.priors.spectra import Spectrum
 from bochner.training.threads import one_thread
@@ -61,7 +63,7 @@ class ClassMixture:
         members: Heads with their weights.
         extractors: The trained networks, if any.
         judged_left: Variance left at the rows that judged, by members that had not seen them.
-        judged: Numbers of these rows.
+        judged: Indices of these rows.
     """
 
     members: list[Member]
@@ -78,12 +80,12 @@ class ClassMixture:
         """Share of the prior variance that the training rows leave at each row."""
         return weighted_variance_left(self.members, inputs)
 
-    def updated(self, x: Tensor, labels: Tensor, weight: Tensor, kept: float) -> "ClassMixture":
-        """The mixture after more rows, beside which earlier ones count ``kept``: every head takes Laplace steps."""
+    def updated(self, x: Tensor, labels: Tensor, weight: Tensor, forgetting_factor: float) -> "ClassMixture":
+        """The mixture after more rows, beside which earlier ones count ``forgetting_factor``: every head takes Laplace steps."""
         inputs = Inputs(x, self.extractors)
-        targets = as_targets(labels.long(), max(2, self.members[0].head.weights.shape[1]))
+        targets = as_targets(labels.long(), self.members[0].head.classes)
         rows = [TrainingRows(inputs.of(member.network), targets, weight) for member in self.members]
-        heads = [member.head.updated(new, kept) for member, new in zip(self.members, rows, strict=True)]
+        heads = [member.head.updated(new, forgetting_factor) for member, new in zip(self.members, rows, strict=True)]
         return replace(self, members=[replace(m, head=head) for m, head in zip(self.members, heads, strict=True)])
 
 
@@ -94,6 +96,7 @@ class Candidate:
     probability: Tensor
     left: Tensor
     heads: list[tuple[int | None, SoftmaxHead]]
+    map: None = None  # class heads predict on no mapped scale
 
     @classmethod
     def judged(
@@ -233,7 +236,7 @@ def _choose_amplitude(
 
     Args:
         parts: Features and all rows, for each of the first parts.
-        plan: Numbers of the rows in each part.
+        plan: Indices of the rows in each part.
         amplitudes: Choices in rising order; the search ends when the log probability falls.
     """
     paths = [
@@ -264,12 +267,14 @@ def _deep(rows: TrainingRows, extractors: Extractors, plan: Plan, task: Task) ->
         lengthscale = extractors.lengthscale(scale, deep[j].x)
         return features_at_first_rows(task.spectra[0], lengthscale, deep[j].x, plan.order, task.settings.class_anchors)
 
-    def at(index: int) -> _Choice:
+    def try_lengthscale(index: int) -> _Choice:
         task.clock.check()
         few = [(features(j, NETWORK_LENGTHSCALES[index]), deep[j]) for j in range(min(DECIDING_NETWORKS, len(deep)))]
         return replace(_choose_amplitude(few, plan, NETWORK_AMPLITUDES), scale=NETWORK_LENGTHSCALES[index])
 
-    best = climb_to_best(len(NETWORK_LENGTHSCALES), NETWORK_LENGTHSCALES.index(NETWORK_LENGTHSCALE_START), at)
+    best = climb_to_best(
+        len(NETWORK_LENGTHSCALES), NETWORK_LENGTHSCALES.index(NETWORK_LENGTHSCALE_START), try_lengthscale
+    )
     judged: list[tuple[Tensor, Tensor]] = []
     heads: list[tuple[int | None, SoftmaxHead]] = []
     for j, fold in enumerate(plan.folds):
@@ -292,13 +297,6 @@ def combine(
     at = plan.judging
     of_class = torch.stack([c.probability.gather(1, labels[at][:, None])[:, 0] for c in candidates])
     weights = stacking_weights(of_class.clamp(min=MIN_PROBABILITY).log(), weight[at])
-    kept = candidates_to_keep(weights, task.settings.member_floor)
-    candidates, weights = [candidates[number] for number in kept], weights[kept] / weights[kept].sum()
-    left = weights @ torch.stack([c.left for c in candidates]).clamp(max=1.0)
-    members = [
-        Member(float(share) / len(c.heads), head, network)
-        for share, c in zip(weights, candidates, strict=True)
-        for network, head in c.heads
-    ]
-    used = extractors if any(member.network is not None for member in members) else None
-    return ClassMixture(members, used, left.cpu().numpy(), at)
+    kept, weights = candidates_to_keep(weights, task.settings.member_floor)
+    members, left = make_members([candidates[number] for number in kept], weights)
+    return ClassMixture(members, used_extractors(members, extractors), left, at)

@@ -10,7 +10,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
-from bochner.estimators.base import Stationary, Training, checked_training
+from bochner.estimators.base import StationaryEstimator, TrainingData, checked_training
 from bochner.estimators.checks import as_numpy, check_row_weights, check_same_rows, named_errors
 from bochner.estimators.classification import ClassMixture, fit_classes
 from bochner.members.features import FEATURE_CHUNK_ROWS
@@ -18,7 +18,7 @@ from bochner.members.member import Inputs
 from bochner.members.settings import Task
 
 
-class StationaryClassifier(ClassifierMixin, Stationary):
+class StationaryClassifier(ClassifierMixin, StationaryEstimator):
     """Classification that knows when it does not know: a mixture of heads with stationary priors, for scikit-learn.
 
     Takes arrays and DataFrames; numbers may be missing, columns may be categories or text. Nothing needs to be scaled. Far from the
@@ -55,7 +55,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
         self._learn(X, y, sample_weight)
         return self
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any) -> Training:
+    def _learn(self, X: Any, y: Any, sample_weight: Any) -> TrainingData:
         """Fits, and returns the rows that the mixture was fitted to."""
         self.check_parameters()
         labels = self._labels(y, warn=True)
@@ -71,7 +71,7 @@ class StationaryClassifier(ClassifierMixin, Stationary):
             )
         training = replace(training, y=numbers.ravel())
 
-        def fit(part: Training, task: Task) -> list[ClassMixture]:
+        def fit(part: TrainingData, task: Task) -> list[ClassMixture]:
             target = torch.from_numpy(part.y).long().to(part.x.device)
             return [fit_classes(part.x, target, part.weight, len(classes), task)]
 

@@ -102,7 +102,7 @@ class Columns:
 
     @property
     def group(self) -> np.ndarray:
-        """Number of the column that each input belongs to; first all inputs of columns, then those that say 'never seen'."""
+        """Index of the column that each input belongs to; first all inputs of columns, then those that say 'never seen'."""
         plain = [number for number, column in enumerate(self.columns) for _ in range(column.inputs)]
         return np.array([*plain, *self._categorical()], dtype=np.int64)
 
@@ -112,7 +112,7 @@ class Columns:
         return sum(column.inputs for column in self.columns)
 
     def _categorical(self) -> list[int]:
-        """Numbers of the columns that hold categories."""
+        """Indices of the columns that hold categories."""
         return [number for number, column in enumerate(self.columns) if column.categories is not None]
 
     def transform(self, table: Any) -> np.ndarray:

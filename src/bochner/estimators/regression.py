@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bochner.estimators.base import Training
+from bochner.estimators.base import TrainingData
 from bochner.estimators.mixture import NormalMixture, stacking_weights
 from bochner.estimators.spread import Spread, learn_spread
-from bochner.estimators.targets import TargetMap, as_tensor, possible_maps
+from bochner.estimators.targets import TargetMap, as_tensor, mapped_target, possible_maps
 from bochner.members.extractors import Extractors, train_extractors
 from bochner.members.features import KernelFeatures
 from bochner.members.heads import GaussianHead, sums_of
@@ -26,11 +26,14 @@ from bochner.members.member import (
     candidates_to_keep,
     climb_to_best,
     features_at_first_rows,
+    make_members,
+    used_extractors,
     weighted_variance_left,
 )
 from bochner.members.plan import Plan, make_plan
+from bochner.members.rows import TrainingRows
 from bochner.members.settings import Task
-from bochner.members.tuning import Hyperparameters, TrainingRows, leave_one_out_predictions, tune
+from bochner.members.tuning import Hyperparameters, leave_one_out_predictions, tune
 from bochner.posteriors.closed_form import Statistics
 from bochner.predictive import normal_log_density
 from bochner.priors.spectra import Spectrum
@@ -53,7 +56,7 @@ class RegressionMixture:
         extractors: The trained networks, if any.
         spread: The factor on the standard deviation of every row.
         judged_left: Variance left at the rows that judged, by members that had not seen them.
-        judged: Numbers of these rows.
+        judged: Indices of these rows.
     """
 
     members: list[Member]
@@ -92,19 +95,13 @@ class RegressionMixture:
         """Share of the prior variance that the training rows leave at each row."""
         return weighted_variance_left(self.members, inputs)
 
-    def updated(self, x: Tensor, y: Tensor, weight: Tensor, kept: float) -> "RegressionMixture":
-        """The mixture after more rows, beside which earlier ones count ``kept``: heads have the posterior of all rows so far."""
+    def updated(self, x: Tensor, y: Tensor, weight: Tensor, forgetting_factor: float) -> "RegressionMixture":
+        """The mixture after more rows: its heads have the posterior of all rows, of which each earlier one counts this factor."""
         inputs = Inputs(x, self.extractors)
         members = []
         for member in self.members:
-            target = member.map.forward(y)[:, None]
-            if not bool(torch.isfinite(target).all()):
-                raise ValueError(
-                    "The y parameter must be positive, as it was when the model was first fitted, for it learnt y's logarithm; "
-                    "fit again to all rows."
-                )
-            rows = TrainingRows(inputs.of(member.network), target, weight)
-            members.append(replace(member, head=member.head.updated(rows, kept)))
+            rows = TrainingRows(inputs.of(member.network), mapped_target(member.map, y), weight)
+            members.append(replace(member, head=member.head.updated(rows, forgetting_factor)))
         return replace(self, members=members)
 
 
@@ -127,7 +124,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class FitRows:
+class FitData:
     """Inputs of every step of a fit: rows, targets, weights, the plan and the task."""
 
     x: Tensor
@@ -136,12 +133,12 @@ class FitRows:
     plan: Plan
     task: Task
 
-    def rows(self, target_map: TargetMap) -> TrainingRows:
+    def mapped_rows(self, target_map: TargetMap) -> TrainingRows:
         """All rows with their targets on a mapped scale."""
         return TrainingRows(self.x, target_map.forward(self.y)[:, None], self.weight)
 
 
-def fit_targets(training: Training, task: Task) -> list[RegressionMixture]:
+def fit_targets(training: TrainingData, task: Task) -> list[RegressionMixture]:
     """A mixture for each target of the training data."""
     x, weight = training.x, training.weight
     targets = training.y.reshape(len(training.y), -1).T
@@ -151,36 +148,36 @@ def fit_targets(training: Training, task: Task) -> list[RegressionMixture]:
 def fit_regression(x: Tensor, y: Tensor, weight: Tensor, task: Task) -> RegressionMixture:
     """Fits a mixture to rows x, (n, d), targets y, (n,), and weights."""
     plan = make_plan(len(x), None, task.settings, torch.Generator().manual_seed(task.seed)).to(x.device)
-    table = FitRows(x, y, weight, plan, task)
+    data = FitData(x, y, weight, plan, task)
     task.say(f"tuning on {len(plan.tuning)} rows, judging on {len(plan.judging)}")
-    chosen, starts = choose_map(table)
+    chosen, starts = choose_map(data)
     spectrum = task.spectra[0]
     # An isotropic head has three hyperparameters. Rows that judge hardly change them, so they are tuned once on all rows.
     candidates = [
-        _wide(table, target_map, spectrum, point, None)
+        _wide(data, target_map, spectrum, point, None)
         for target_map, point in starts.items()
         if target_map in (next(iter(starts)), chosen)
     ]
     if task.groups > 1:
         task.say(f"tuning {task.groups} lengthscales for each of {len(task.spectra)} kernels")
-        candidates += _by_column(table, chosen, starts[chosen])
+        candidates += _by_column(data, chosen, starts[chosen])
     extractors = None
     if task.trains_networks(len(x)):
-        extractors = train_extractors(task, table.rows(chosen), table.rows(chosen).y, plan, 1)
+        extractors = train_extractors(task, data.mapped_rows(chosen), data.mapped_rows(chosen).y, plan, 1)
         if extractors is not None:
-            candidates.append(_deep(table, chosen, extractors))
-    return combine(table, candidates, extractors)
+            candidates.append(_deep(data, chosen, extractors))
+    return combine(data, candidates, extractors)
 
 
-def choose_map(table: FitRows) -> tuple[TargetMap, dict[TargetMap, Hyperparameters]]:
+def choose_map(data: FitData) -> tuple[TargetMap, dict[TargetMap, Hyperparameters]]:
     """The map with the highest leave-one-out log density of the target, and the isotropic hyperparameters for each map."""
-    task, at = table.task, table.plan.tuning
+    task, at = data.task, data.plan.tuning
     points, scores = {}, {}
-    for target_map in possible_maps(table.y.cpu().numpy(), table.weight.cpu().numpy()):
-        rows = table.rows(target_map)[at]
+    for target_map in possible_maps(data.y.cpu().numpy(), data.weight.cpu().numpy()):
+        rows = data.mapped_rows(target_map)[at]
         point = _tuned(rows, task.spectra[0], task, Hyperparameters.start(task.groups), columns_move=False)
         mean, variance = leave_one_out_predictions(rows, task.spectra[0], task.group, point)
-        density = normal_log_density(rows.y[:, 0], mean[:, 0], variance.sqrt()) + target_map.log_slope(table.y[at])
+        density = normal_log_density(rows.y[:, 0], mean[:, 0], variance.sqrt()) + target_map.log_slope(data.y[at])
         points[target_map], scores[target_map] = point, float((rows.weight * density).sum())
     return max(scores, key=lambda target_map: scores[target_map]), points
 
@@ -196,24 +193,24 @@ def _tuned(
 # ------------------------------------------------------------------ heads on the columns
 
 
-def _by_column(table: FitRows, target_map: TargetMap, start: Hyperparameters) -> list[Candidate]:
+def _by_column(data: FitData, target_map: TargetMap, start: Hyperparameters) -> list[Candidate]:
     """For every kernel a head with a lengthscale for each column; the ratios of lengthscales suit the first kernel."""
-    plan, task, rows = table.plan, table.task, table.rows(target_map)
+    plan, task, rows = data.plan, data.task, data.mapped_rows(target_map)
     subsets = [plan.tuning]
     if not plan.separate:  # there are many lengthscales, so they are tuned again without each part that judges
         subsets += [plan.tuning_without(number, task.settings) for number in range(len(plan.folds))]
     points = [_tuned(rows[at], task.spectra[0], task, start, columns_move=True) for at in subsets]
-    heads = [_wide(table, target_map, task.spectra[0], points[0], points[1:])]
+    heads = [_wide(data, target_map, task.spectra[0], points[0], points[1:])]
     for spectrum in task.spectra[1:]:
         other = _tuned(rows[plan.tuning], spectrum, task, points[0], columns_move=False)
         longer = other.common - points[0].common
         by_fold = [replace(other, common=point.common + longer, columns=point.columns) for point in points[1:]]
-        heads.append(_wide(table, target_map, spectrum, other, by_fold))
+        heads.append(_wide(data, target_map, spectrum, other, by_fold))
     return heads
 
 
 def _wide(
-    table: FitRows,
+    data: FitData,
     target_map: TargetMap,
     spectrum: Spectrum,
     final: Hyperparameters,
@@ -222,17 +219,17 @@ def _wide(
     """A head on the columns. Each part of the rows judges a head that has not learnt from that part.
 
     Args:
-        table: The rows.
+        data: The rows.
         target_map: The map of the target.
         spectrum: The kernel's spectral density.
         final: Hyperparameters of the final head, which learns from all rows.
         by_fold: Hyperparameters tuned without each part; None or empty where all heads have the final ones.
     """
-    rows, plan, task = table.rows(target_map), table.plan, table.task
+    rows, plan, task = data.mapped_rows(target_map), data.plan, data.task
 
     def features(point: Hyperparameters) -> KernelFeatures:
         return features_at_first_rows(
-            spectrum, point.lengthscale(task.group), table.x, plan.order, task.settings.wide_anchors
+            spectrum, point.lengthscale(task.group), data.x, plan.order, task.settings.wide_anchors
         )
 
     whole = features(final)
@@ -294,18 +291,18 @@ def best_scales(parts: list[JudgedPart]) -> tuple[float, float]:
 # ------------------------------------------------------------------ heads on networks
 
 
-def _deep(table: FitRows, target_map: TargetMap, extractors: Extractors) -> Candidate:
+def _deep(data: FitData, target_map: TargetMap, extractors: Extractors) -> Candidate:
     """Heads on networks. Each part of the rows judges a head that, like its network, has not learnt from that part."""
-    table.task.say("fitting heads on the outputs of the networks")
-    deep = [extractors.all_rows(number, table.x) for number in range(len(table.plan.folds))]
-    some = table.plan.order[:MAX_TRIAL_ROWS]  # the rows that judge come first, so they are among them
+    data.task.say("fitting heads on the outputs of the networks")
+    deep = [extractors.all_rows(number, data.x) for number in range(len(data.plan.folds))]
+    some = data.plan.order[:MAX_TRIAL_ROWS]  # the rows that judge come first, so they are among them
     best = climb_to_best(
         len(NETWORK_LENGTHSCALES),
         NETWORK_LENGTHSCALES.index(NETWORK_LENGTHSCALE_START),
-        lambda k: _deep_at(table, target_map, extractors, deep, NETWORK_LENGTHSCALES[k], some),
+        lambda k: _deep_at(data, target_map, extractors, deep, NETWORK_LENGTHSCALES[k], some),
     )
-    if len(some) < len(table.x):
-        best = _deep_at(table, target_map, extractors, deep, best.scale, table.plan.order)
+    if len(some) < len(data.x):
+        best = _deep_at(data, target_map, extractors, deep, best.scale, data.plan.order)
     return best.candidate
 
 
@@ -319,10 +316,10 @@ class _Tried:
 
 
 def _deep_at(
-    table: FitRows, target_map: TargetMap, extractors: Extractors, deep: list[Tensor], scale: float, learn: Tensor
+    data: FitData, target_map: TargetMap, extractors: Extractors, deep: list[Tensor], scale: float, learn: Tensor
 ) -> _Tried:
     """Heads on networks with a given lengthscale, fitted to the rows with the numbers ``learn``."""
-    rows, plan, task = table.rows(target_map), table.plan, table.task
+    rows, plan, task = data.mapped_rows(target_map), data.plan, data.task
     parts, totals, anchors = [], [], task.settings.deep_anchors(len(plan.folds))
     for number, fold in enumerate(plan.folds):
         task.clock.check()
@@ -346,26 +343,20 @@ def _deep_at(
 # ------------------------------------------------------------------ the mixture
 
 
-def combine(table: FitRows, candidates: list[Candidate], extractors: Extractors | None) -> RegressionMixture:
+def combine(data: FitData, candidates: list[Candidate], extractors: Extractors | None) -> RegressionMixture:
     """The mixture of candidates, with weights and a spread chosen by the rows that judged."""
-    at, settings = table.plan.judging, table.task.settings
-    x, y, weight = table.x[at], table.y[at], table.weight[at]
+    at, settings = data.plan.judging, data.task.settings
+    x, y, weight = data.x[at], data.y[at], data.weight[at]
     even = torch.full((len(candidates),), 1 / len(candidates), dtype=torch.float64, device=x.device)
     means, stds = torch.stack([c.mean for c in candidates]), torch.stack([c.std for c in candidates])
     judged = NormalMixture(even, means, stds, tuple(c.map for c in candidates))
     weights = stacking_weights(judged.member_log_prob(y), weight)
-    kept = candidates_to_keep(weights, settings.member_floor)
-    candidates, weights = [candidates[number] for number in kept], weights[kept] / weights[kept].sum()
+    kept, weights = candidates_to_keep(weights, settings.member_floor)
+    candidates = [candidates[number] for number in kept]
     judged = NormalMixture(weights, means[kept], stds[kept], tuple(c.map for c in candidates))
     # The rows are sorted by part. ``learn_spread`` leaves out parts in turn, so they are shuffled.
-    mix = torch.randperm(len(at), generator=torch.Generator().manual_seed(table.task.seed)).to(at.device)
+    mix = torch.randperm(len(at), generator=torch.Generator().manual_seed(data.task.seed)).to(at.device)
     scores, centre = judged.scores(y), mapped_mean(judged)
-    spread = learn_spread(x[mix], centre[mix], scores[mix], weight[mix], len(table.plan.folds))
-    left = weights @ torch.stack([c.left for c in candidates]).clamp(max=1.0)
-    members = [
-        Member(float(share) / len(c.heads), head, network, c.map)
-        for share, c in zip(weights, candidates, strict=True)
-        for network, head in c.heads
-    ]
-    used = extractors if any(member.network is not None for member in members) else None
-    return RegressionMixture(members, used, spread, left.cpu().numpy(), at)
+    spread = learn_spread(x[mix], centre[mix], scores[mix], weight[mix], len(data.plan.folds))
+    members, left = make_members(candidates, weights)
+    return RegressionMixture(members, used_extractors(members, extractors), spread, left, at)

@@ -11,7 +11,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils import check_array
 from torch import Tensor
 
-from bochner.estimators.base import Stationary, Training, checked_training
+from bochner.estimators.base import StationaryEstimator, TrainingData, checked_training
 from bochner.estimators.checks import (
     MAX_DRAWS,
     as_numpy,
@@ -31,7 +31,7 @@ from bochner.members.member import Inputs, Member
 ROOT_JITTER = 1e-9  # of the mean variance: keeps covariances of many rows positive definite
 
 
-class StationaryRegressor(RegressorMixin, Stationary):
+class StationaryRegressor(RegressorMixin, StationaryEstimator):
     """Regression that knows how sure it is: a mixture of heads with stationary priors, for scikit-learn.
 
     Takes arrays and DataFrames; numbers may be missing, columns may be categories or text. Nothing needs to be scaled. Several
@@ -78,7 +78,7 @@ class StationaryRegressor(RegressorMixin, Stationary):
         self._learn(X, y, sample_weight)
         return self
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any) -> Training:
+    def _learn(self, X: Any, y: Any, sample_weight: Any) -> TrainingData:
         """Fits, and returns the rows that the mixtures were fitted to."""
         self.check_parameters()
         y = _checked_targets(self, y)

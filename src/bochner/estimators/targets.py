@@ -142,3 +142,14 @@ def possible_maps(y: np.ndarray, weight: np.ndarray) -> list[TargetMap]:
 def as_tensor(y: Any, like: Tensor) -> Tensor:
     """Targets as float64 on the device of another tensor."""
     return torch.tensor(np.asarray(y, dtype=np.float64), device=like.device)
+
+
+def mapped_target(target_map: TargetMap, y: Tensor) -> Tensor:
+    """New targets on a member's scale, (n, 1); a ValueError where they have no place on it."""
+    mapped = target_map.forward(y)[:, None]
+    if not bool(torch.isfinite(mapped).all()):
+        raise ValueError(
+            "The y parameter must be positive, as it was when the model was first fitted, for it learnt y's logarithm; "
+            "fit again to all rows."
+        )
+    return mapped

@@ -17,7 +17,7 @@ from bochner.models import Model
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier
 
 FAR_DISTANCE = 10.0  # distance from the middle of the data, which end at about 2
-LARGEST_DISTANCE = 20.0  # largest distance in the picture
+MAX_DISTANCE = 20.0  # largest distance in the picture
 RELU_UNITS = 200  # units of the ReLU network
 RELU_AMPLITUDE = 4.0  # prior standard deviation of its outputs
 
@@ -118,7 +118,7 @@ def picture(networks: dict[str, ClassProbabilities], x: np.ndarray, labels: np.n
     *maps, curve = figure.subplots(1, 3)
     side = np.linspace(-FAR_DISTANCE, FAR_DISTANCE, 80)
     grid = np.stack(np.meshgrid(side, side), -1).reshape(-1, 2)
-    distances = np.linspace(0, LARGEST_DISTANCE, 41)
+    distances = np.linspace(0, MAX_DISTANCE, 41)
     for axes, (name, network), colour in zip(maps, networks.items(), ("#b5513f", "#3f51b5"), strict=True):
         sure = network(grid).max(1).reshape(80, 80)
         extent = (-FAR_DISTANCE, FAR_DISTANCE, -FAR_DISTANCE, FAR_DISTANCE)

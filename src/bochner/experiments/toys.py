@@ -38,7 +38,7 @@ Units = dict[tuple[str, str], Callable[[], Row]]  # what makes the row of each m
 
 # Means of the nine Gaussian processes in the paper's figure "regression", read from its source, which does not list the data.
 PAPER: dict[str, Any] = json.loads(
-    files("bochner.experiments").joinpath("paper_regression.json").read_text(encoding="utf-8")
+    files("bochner.experiments").joinpath("paper_toy_curves.json").read_text(encoding="utf-8")
 )
 
 # Activations that are not periodic, by the name of the network. Their weights are normal.

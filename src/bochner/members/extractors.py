@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from bochner.layers import StationaryLayer
 from bochner.likelihoods import Categorical, Gaussian
 from bochner.members.plan import Plan
+from bochner.members.rows import TrainingRows
 from bochner.members.settings import Settings, Task
-from bochner.members.tuning import TrainingRows
 from bochner.models import Model
 from bochner.networks import Intervals, mlp
 from bochner.training.map import Recipe, fit_map, half_cosine
@@ -115,7 +115,7 @@ def train_extractors(task: Task, rows: TrainingRows, target: Tensor, plan: Plan,
         task: The kernels, the widths, the settings and the seed.
         rows: All rows.
         target: Mapped targets, (n, 1), or labels, (n,).
-        plan: Numbers of the rows in each part.
+        plan: Indices of the rows in each part.
         outputs: 1, or the number of classes.
 
     Returns:
@@ -214,7 +214,7 @@ def _log_probability_recalibrated(outputs: Tensor, truth: Tensor) -> Tensor:
 
 
 def _rows_to_learn(rows: TrainingRows, plan: Plan, seed: int) -> Tensor:
-    """Numbers of the rows that each network learns from, (networks, m): equally many, and none from the part it leaves out.
+    """Indices of the rows that each network learns from, (networks, m): equally many, and none from the part it leaves out.
 
     Rows of unequal weight are drawn in proportion to their weight, because ``fit_map`` has no weights of rows.
     """

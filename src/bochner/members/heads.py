@@ -24,9 +24,9 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from bochner.members.features import FEATURE_CHUNK_ROWS, KernelFeatures
-from bochner.members.tuning import TrainingRows
+from bochner.members.rows import TrainingRows
 from bochner.posteriors.closed_form import Statistics, cholesky
-from bochner.posteriors.closed_form_classifier import FeatureRows
+from bochner.posteriors.feature_rows import FeatureRows
 from bochner.training.threads import ONE_THREAD_ROWS, one_thread
 
 MAX_NEWTON_STEPS = 30  # of an update by more rows
@@ -73,14 +73,14 @@ class GaussianHead:
             self.factor = cholesky(precision)
             self.mean = torch.cholesky_solve(self.sums.projection / self.noise**2, self.factor)
 
-    def updated(self, rows: TrainingRows, kept: float = 1.0) -> "GaussianHead":
+    def updated(self, rows: TrainingRows, forgetting_factor: float = 1.0) -> "GaussianHead":
         """The posterior after more rows: exactly that of all rows together, given the anchors.
 
         Args:
             rows: The new rows.
-            kept: What an earlier row counts now, beside 1 for a new one.
+            forgetting_factor: What an earlier row counts now, beside 1 for a new one.
         """
-        sums = self.sums.discounted(kept) + sums_of(self.features, rows)
+        sums = self.sums.discounted(forgetting_factor) + sums_of(self.features, rows)
         return GaussianHead(self.features, sums, self.amplitude, self.noise)
 
     def _whitened(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -202,7 +202,7 @@ class SoftmaxHead:
             start = find_mode(pieces, rows, gram, amplitude, start)
             yield cls(features, gram, amplitude, start)
 
-    def updated(self, rows: TrainingRows, kept: float = 1.0) -> "SoftmaxHead":
+    def updated(self, rows: TrainingRows, forgetting_factor: float = 1.0) -> "SoftmaxHead":
         """The head after more rows, by Laplace's approximation: earlier rows are a normal distribution of the weights.
 
         Its mean is the mode so far. Its precision is Φ'ΩΦ times the mean curvature at the anchors, which are a sample of the rows
@@ -210,25 +210,25 @@ class SoftmaxHead:
 
         Args:
             rows: The new rows.
-            kept: What an earlier row counts now, beside 1 for a new one.
+            forgetting_factor: What an earlier row counts now, beside 1 for a new one.
         """
         at_anchors = self.features.factor @ self.weights  # φ at anchor i is row i of the factor
         _, curvature, _ = fit_and_slopes(at_anchors, torch.zeros_like(at_anchors))
-        past = kept * float(curvature.mean()) * self.gram
+        past = forgetting_factor * float(curvature.mean()) * self.gram
         past.diagonal().add_(self.amplitude**-2)
-        head, phi = replace(self, gram=kept * self.gram), self.features(rows.x)
+        head, phi = replace(self, gram=forgetting_factor * self.gram), self.features(rows.x)
         gram = head.gram + phi.mT @ (phi * rows.weight[:, None])
         for _ in range(MAX_NEWTON_STEPS):
             _, curvature, residual = fit_and_slopes(phi @ head.weights, rows.y)
             slope = phi.mT @ (rows.weight[:, None] * residual) - past @ (head.weights - self.weights)
-            stepped = head.learnt(gram, past + phi.mT @ (phi * (rows.weight * curvature)[:, None]), slope)
+            stepped = head.newton_step(gram, past + phi.mT @ (phi * (rows.weight * curvature)[:, None]), slope)
             gain = 0.5 * float((slope * (stepped.weights - head.weights)).sum())
             head = stepped
             if gain < MIN_GAIN_PER_ROW * float(rows.weight.sum()):
                 break
         return head
 
-    def learnt(self, gram: Tensor, precision: Tensor, slope: Tensor) -> "SoftmaxHead":
+    def newton_step(self, gram: Tensor, precision: Tensor, slope: Tensor) -> "SoftmaxHead":
         """The head after one Newton step.
 
         Args:
@@ -238,6 +238,11 @@ class SoftmaxHead:
         """
         factor = cholesky(precision)
         return replace(self, gram=gram, weights=self.weights + torch.cholesky_solve(slope, factor))
+
+    @property
+    def classes(self) -> int:
+        """Number of classes; two have one latent function."""
+        return max(2, self.weights.shape[1])
 
     def latent(self, x: Tensor) -> Tensor:
         """The latent functions at each row, (n, 1) or (n, c)."""

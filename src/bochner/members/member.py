@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,9 +111,26 @@ def climb_to_best(size: int, start: int, evaluate: Callable[[int], Choice]) -> C
         current = best
 
 
-def candidates_to_keep(weights: Tensor, floor: float) -> list[int]:
-    """Numbers of the candidates whose weight is at least ``floor``; the first and simplest one always stays."""
-    return [number for number, share in enumerate(weights.tolist()) if number == 0 or share >= floor]
+def candidates_to_keep(weights: Tensor, floor: float) -> tuple[list[int], Tensor]:
+    """Indices of the candidates whose weight is at least ``floor``, and their weights; the first and simplest one always stays."""
+    kept = [index for index, share in enumerate(weights.tolist()) if index == 0 or share >= floor]
+    return kept, weights[kept] / weights[kept].sum()
+
+
+def make_members(candidates: Sequence[Any], weights: Tensor) -> tuple[list[Member], np.ndarray]:
+    """The members that the heads of candidates become, and the candidates' mean variance left at the rows that judge."""
+    left = weights @ torch.stack([candidate.left for candidate in candidates]).clamp(max=1.0)
+    members = [
+        Member(float(share) / len(candidate.heads), head, network, candidate.map)
+        for share, candidate in zip(weights, candidates, strict=True)
+        for network, head in candidate.heads
+    ]
+    return members, left.cpu().numpy()
+
+
+def used_extractors(members: Sequence[Member], extractors: "Extractors | None") -> "Extractors | None":
+    """The trained networks, if a member stands on one."""
+    return extractors if any(member.network is not None for member in members) else None
 
 
 def describe_members(members: Sequence[Member]) -> str:

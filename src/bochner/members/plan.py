@@ -10,7 +10,7 @@ from bochner.members.settings import Settings
 
 @dataclass(frozen=True)
 class Plan:
-    """Numbers of the rows for each step of a fit. A 'part' is a cross-validation fold.
+    """Indices of the rows for each step of a fit. A 'part' is a cross-validation fold.
 
     Attributes:
         order: All rows in random order; classes are spread evenly over it.

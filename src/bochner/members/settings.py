@@ -138,7 +138,7 @@ class Task:
     """Inputs of a fit beside the rows.
 
     Attributes:
-        group: Number of the column that each input belongs to, (inputs,).
+        group: Index of the column that each input belongs to, (inputs,).
         plain: Number of inputs before those that say 'never seen'.
         spectra: Spectral densities of the kernels.
         hidden: Widths of the networks' hidden layers; empty for no networks.

@@ -19,6 +19,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from bochner.members.features import JITTER, squared_distances
+from bochner.members.rows import TrainingRows
 from bochner.training.threads import one_thread
 
 if TYPE_CHECKING:
@@ -31,27 +32,6 @@ LOG_LENGTHSCALE_PRIOR_STD = 1.5  # prior standard deviation of the common log le
 LOG_AMPLITUDE_PRIOR_STD = 1.0  # prior standard deviation of the log amplitude, around 0
 LOG_BOUNDS = {"common": (-3.0, 6.0), "column": (-5.0, 6.0), "amplitude": (-3.0, 4.0), "noise": (-5.5, 1.5)}
 MIN_GAIN_OF_THREE_STEPS = 0.2  # nats; tuning stops below it: smaller gains do not change a prediction
-
-
-@dataclass(frozen=True)
-class TrainingRows:
-    """Rows to learn from or to judge with, in standardised units.
-
-    Attributes:
-        x: Inputs, (n, d).
-        y: Targets, (n, c) floats.
-        weight: How many rows each one stands for, (n,).
-    """
-
-    x: Tensor
-    y: Tensor
-    weight: Tensor
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: Tensor) -> "TrainingRows":
-        return TrainingRows(self.x[index], self.y[index], self.weight[index])
 
 
 @dataclass(frozen=True)
@@ -181,7 +161,7 @@ def tune(
     Args:
         rows: Rows to learn from.
         spectrum: The kernel's spectral density.
-        group: Number of the column that each input belongs to, (d,); inputs of one column share their lengthscale.
+        group: Index of the column that each input belongs to, (d,); inputs of one column share their lengthscale.
         start: Hyperparameters to begin with.
         settings: For the prior spread of columns and the number of steps.
         columns_move: Whether the lengthscale of each column is tuned. Otherwise only the common one is, and ratios stay.

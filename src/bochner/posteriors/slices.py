@@ -38,9 +38,9 @@ from bochner.training.checks import check_data
 LENGTHSCALE_PRIOR = (2.0, 0.5)  # shape and rate of its Gamma prior, as in ``layers``
 NOISE_PRIOR = (0.5, 1.0)  # shape and rate of its Gamma prior, as in ``likelihoods``
 TWO_PI = 2 * math.pi
-TRIES = 12  # points tried on an ellipse before a particle stays where it is; nearly all need fewer than six
-HALVINGS = 30  # of an interval in which the next t is looked for
-EFFECTIVE_SHARE = 0.5  # share of the particles' effective number that a step in t leaves
+MAX_TRIES = 12  # points tried on an ellipse before a particle stays where it is; nearly all need fewer than six
+BISECTION_STEPS = 30  # of an interval in which the next t is looked for
+MIN_EFFECTIVE_SHARE = 0.5  # share of the particles' effective number that a step in t leaves
 
 Evaluated = tuple[Tensor, Tensor]  # outputs of particles at all rows, and their log likelihoods
 Index = Tensor | slice  # some of the particles
@@ -51,7 +51,7 @@ def from_squares(normal: Tensor, prior: tuple[float, float]) -> Tensor:
     return (normal.square().sum(-1) / (2 * prior[1])).clamp(min=1e-12)
 
 
-class Target(ABC):
+class SampledNetwork(ABC):
     """A network as a function of standard normal numbers, for many particles at once.
 
     Args:
@@ -121,18 +121,18 @@ class Target(ABC):
 
     @abstractmethod
     def without(self, outputs: Tensor, v: Tensor, shared: Tensor, unit: int) -> Tensor:
-        """What a unit's new numbers are combined with."""
+        """The part of the state that does not depend on one unit."""
 
     @abstractmethod
-    def with_unit(self, rest: Tensor, own: Tensor, shared: Tensor, unit: int) -> Evaluated:
-        """Outputs and log likelihoods where one unit has the numbers ``own``, (particles, numbers)."""
+    def with_unit(self, rest: Tensor, unit_numbers: Tensor, shared: Tensor, unit: int) -> Evaluated:
+        """Outputs and log likelihoods where one unit has the numbers ``unit_numbers``, (particles, numbers)."""
 
     @abstractmethod
     def head(self, particles: "Particles", generator: torch.Generator) -> dict[str, Tensor]:
         """Parameters of output layer and noise under the model's names, without the output weights' amplitude."""
 
 
-class Classes(Target):
+class SampledClassifier(SampledNetwork):
     """A classifier: a unit's output weights are among its numbers, and the state holds the logits; of two, their difference."""
 
     recordable = True
@@ -143,7 +143,7 @@ class Classes(Target):
         self.unit_numbers += self.logits
         self.shared_numbers += self.logits * model.output.has_bias
 
-    def _level(self, f: Tensor) -> Evaluated:
+    def _with_log_likelihood(self, f: Tensor) -> Evaluated:
         if f.shape[-1] == 1:
             value = nn.functional.logsigmoid(torch.where(self.y == 1, f[..., 0], -f[..., 0]))
         else:
@@ -158,18 +158,18 @@ class Classes(Target):
     def evaluate(self, v: Tensor, shared: Tensor) -> Evaluated:
         """Logits at all rows and log likelihoods."""
         f = self.hidden(v, shared) @ (self.weight_std * self._of_logits(v))
-        return self._level(f + self.bias_std * self._of_logits(shared)[:, None] if self.bias_std else f)
+        return self._with_log_likelihood(f + self.bias_std * self._of_logits(shared)[:, None] if self.bias_std else f)
 
     def without(self, outputs: Tensor, v: Tensor, shared: Tensor, unit: int) -> Tensor:
         """The logits without the unit's share."""
         return outputs - self._share(v[:, unit], shared)
 
-    def _share(self, own: Tensor, shared: Tensor) -> Tensor:
-        return self.hidden(own[:, None], shared) * (self.weight_std * self._of_logits(own)[:, None])
+    def _share(self, unit_numbers: Tensor, shared: Tensor) -> Tensor:
+        return self.hidden(unit_numbers[:, None], shared) * (self.weight_std * self._of_logits(unit_numbers)[:, None])
 
-    def with_unit(self, rest: Tensor, own: Tensor, shared: Tensor, unit: int) -> Evaluated:  # noqa: ARG002
-        """Logits and log likelihoods where one unit has the numbers ``own``."""
-        return self._level(rest + self._share(own, shared))
+    def with_unit(self, rest: Tensor, unit_numbers: Tensor, shared: Tensor, unit: int) -> Evaluated:  # noqa: ARG002
+        """Logits and log likelihoods where one unit has the numbers ``unit_numbers``."""
+        return self._with_log_likelihood(rest + self._share(unit_numbers, shared))
 
     def head(self, particles: "Particles", generator: torch.Generator) -> dict[str, Tensor]:  # noqa: ARG002
         """Output weights, and biases where there are some."""
@@ -179,16 +179,16 @@ class Classes(Target):
         return parameters
 
 
-class Collapsed(Target):
+class SampledRegression(SampledNetwork):
     """A regression network with its output weights integrated out: the state holds the units' outputs."""
 
     def __init__(self, model: Model, x: Tensor, y: Tensor) -> None:
         super().__init__(model, x, y[:, 0])
         self.shared_numbers += int(2 * NOISE_PRIOR[0])
-        self.prior = x.new_full((self.layer.out_features,), self.weight_std**-2)
+        self.prior_precision = x.new_full((self.layer.out_features,), self.weight_std**-2)
         self.constant = None  # the feature of an output bias
         if self.bias_std:
-            self.prior = torch.cat([self.prior, x.new_tensor([self.bias_std**-2])])
+            self.prior_precision = torch.cat([self.prior_precision, x.new_tensor([self.bias_std**-2])])
             self.constant = x.new_ones(1, len(x), 1)
 
     def noise(self, shared: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class Collapsed(Target):
 
     def posterior(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Cholesky factor of the output weights' precision, (c, K, K), and their mean, (c, K), given the features."""
-        precision = h.mT @ h / noise.square()[:, None, None] + torch.diag(self.prior)
+        precision = h.mT @ h / noise.square()[:, None, None] + torch.diag(self.prior_precision)
         factor, failed = torch.linalg.cholesky_ex(precision)  # where noise all but vanishes: NaN, and so never accepted
         factor = torch.where(failed[:, None, None] > 0, math.nan, factor)
         mean = torch.cholesky_solve((h.mT @ self.y / noise.square()[:, None])[..., None], factor)[..., 0]
@@ -216,8 +216,8 @@ class Collapsed(Target):
         h = self.features(h)
         factor, mean = self.posterior(h, noise)
         residual = (self.y - (h @ mean[..., None])[..., 0]) / noise[:, None]
-        misfit = residual.square().sum(-1) + (self.prior * mean.square()).sum(-1)
-        scale = self.prior.log().sum() - 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        misfit = residual.square().sum(-1) + (self.prior_precision * mean.square()).sum(-1)
+        scale = self.prior_precision.log().sum() - 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         value = 0.5 * (scale - misfit) - len(self.y) * (noise.log() + 0.5 * math.log(TWO_PI))
         return value.nan_to_num(nan=-math.inf)
 
@@ -230,9 +230,9 @@ class Collapsed(Target):
         """All units' outputs: ``with_unit`` replaces its own."""
         return outputs
 
-    def with_unit(self, rest: Tensor, own: Tensor, shared: Tensor, unit: int) -> Evaluated:
-        """Outputs of all units and log likelihoods where one unit has the numbers ``own``."""
-        new = self.hidden(own[:, None], shared)
+    def with_unit(self, rest: Tensor, unit_numbers: Tensor, shared: Tensor, unit: int) -> Evaluated:
+        """Outputs of all units and log likelihoods where one unit has the numbers ``unit_numbers``."""
+        new = self.hidden(unit_numbers[:, None], shared)
         h = torch.cat([rest[..., :unit], new, rest[..., unit + 1 :]], -1)
         return h, self.log_likelihood(h, self.noise(shared))
 
@@ -293,7 +293,7 @@ def slice_sample(model: Model, x: Tensor, y: Tensor, sampling: Sampling | None =
             "regression of one target."
         )
     sampling, sweeps = sampling or Sampling(), whole_number("sweeps", sweeps)
-    target = (Collapsed if regression else Classes)(model, x.double(), y)
+    target = (SampledRegression if regression else SampledClassifier)(model, x.double(), y)
     sampler = _Sampler(target, sampling)
     with Progress(disable=not sampling.progress, transient=True) as bar:
         sampler.run(sweeps, bar)
@@ -311,7 +311,7 @@ class _Sampler:
         sampling: How many populations and particles, and how long they move at the end.
     """
 
-    def __init__(self, target: Target, sampling: Sampling) -> None:
+    def __init__(self, target: SampledNetwork, sampling: Sampling) -> None:
         self.target, self.sampling, device = target, sampling, target.x.device
         self.generator = torch.Generator(device).manual_seed(sampling.seed)
         count, units = sampling.chains * sampling.samples, target.layer.out_features
@@ -328,7 +328,7 @@ class _Sampler:
         """Goes from the prior to the posterior, ``sweeps`` sweeps at each step, and on for as long as is asked for."""
         task = bar.add_task("annealing", total=1.0)
         while (t := float(self.temperature)) < 1:
-            self.temperature.fill_(self._next(t))
+            self.temperature.fill_(self._next_temperature(t))
             self._draw_again(float(self.temperature) - t)
             for _ in range(sweeps):
                 self.sweep()
@@ -336,14 +336,14 @@ class _Sampler:
         for _ in bar.track(range(self.sampling.warmup), description="slices"):
             self.sweep()
 
-    def _next(self, t: float) -> float:
+    def _next_temperature(self, t: float) -> float:
         """The largest t up to 1 at which half of the effective number of particles is left, by bisection."""
         low, high = t, 1.0
-        if self._effective_share(1 - t) >= EFFECTIVE_SHARE:
+        if self._effective_share(1 - t) >= MIN_EFFECTIVE_SHARE:
             return 1.0
-        for _ in range(HALVINGS):
+        for _ in range(BISECTION_STEPS):
             middle = (low + high) / 2
-            low, high = (middle, high) if self._effective_share(middle - t) >= EFFECTIVE_SHARE else (low, middle)
+            low, high = (middle, high) if self._effective_share(middle - t) >= MIN_EFFECTIVE_SHARE else (low, middle)
         return high
 
     def _effective_share(self, step: float) -> float:
@@ -389,37 +389,37 @@ class _Sampler:
         for unit in range(particles.v.shape[1]):
             rest = target.without(particles.outputs, particles.v, particles.shared, unit)
 
-            def propose(own: Tensor, at: Index, rest: Tensor = rest, unit: int = unit) -> Evaluated:
-                return target.with_unit(rest[at], own, particles.shared[at], unit)
+            def propose(proposal: Tensor, at: Index, rest: Tensor = rest, unit: int = unit) -> Evaluated:
+                return target.with_unit(rest[at], proposal, particles.shared[at], unit)
 
             self._slice(particles.v[:, unit], propose)
-        self._slice(particles.shared, lambda own, at: target.evaluate(particles.v[at], own))
+        self._slice(particles.shared, lambda proposal, at: target.evaluate(particles.v[at], proposal))
 
-    def _slice(self, here: Tensor, propose: Callable[[Tensor, Index], Evaluated]) -> None:
+    def _slice(self, numbers: Tensor, propose: Callable[[Tensor, Index], Evaluated]) -> None:
         """Moves numbers (particles, numbers) in place, along an ellipse through where they are and a draw from the prior.
 
         Only particles that have not moved yet are tried again; within a graph, whose shapes are fixed, all are.
 
         Args:
-            here: The numbers; outputs and log likelihoods of the particles are changed with them.
+            numbers: The numbers; outputs and log likelihoods of the particles are changed with them.
             propose: Outputs and log likelihoods of some particles at other numbers.
         """
-        particles, count = self.particles, len(here)
-        start, other = here.clone(), self._normal(*here.shape)
-        uniform = torch.rand(TRIES + 1, count, generator=self.generator, dtype=torch.float64, device=here.device)
-        floor = self.temperature * particles.level + uniform[0].log()
+        particles, count = self.particles, len(numbers)
+        start, prior_draw = numbers.clone(), self._normal(*numbers.shape)
+        uniform = torch.rand(MAX_TRIES + 1, count, generator=self.generator, dtype=torch.float64, device=numbers.device)
+        threshold = self.temperature * particles.level + uniform[0].log()
         angle = TWO_PI * uniform[1]
         low, high = angle - TWO_PI, angle
-        moving, at = torch.ones_like(floor, dtype=torch.bool), slice(None)
-        for number in range(TRIES):
-            own = (start * angle.cos()[:, None] + other * angle.sin()[:, None])[at]
-            outputs, level = propose(own, at)
-            accepted = moving[at] & (self.temperature * level > floor[at])
-            here[at] = torch.where(accepted[:, None], own, here[at])
+        moving, at = torch.ones_like(threshold, dtype=torch.bool), slice(None)
+        for number in range(MAX_TRIES):
+            proposal = (start * angle.cos()[:, None] + prior_draw * angle.sin()[:, None])[at]
+            outputs, level = propose(proposal, at)
+            accepted = moving[at] & (self.temperature * level > threshold[at])
+            numbers[at] = torch.where(accepted[:, None], proposal, numbers[at])
             particles.outputs[at] = torch.where(accepted[:, None, None], outputs, particles.outputs[at])
             particles.level[at] = torch.where(accepted, level, particles.level[at])
             moving[at] = moving[at] & ~accepted
-            if number == TRIES - 1:
+            if number == MAX_TRIES - 1:
                 break
             if not self.records:
                 at = moving.nonzero()[:, 0]
@@ -429,7 +429,7 @@ class _Sampler:
             angle = low + uniform[number + 2] * (high - low)
 
 
-def _parameters(target: Target, particles: Particles, generator: torch.Generator) -> dict[str, Tensor]:
+def _parameters(target: SampledNetwork, particles: Particles, generator: torch.Generator) -> dict[str, Tensor]:
     """The network's parameters under its names, of every particle."""
     weight, bias = target.weights(particles.v)
     named = {"layer.weight": weight, "layer.log_lengthscale": target.lengthscale(particles.shared).log()}

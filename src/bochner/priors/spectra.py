@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from bochner.arguments import LARGEST_NUMBER, generator_device, shown
+from bochner.arguments import MAX_NUMBER, generator_device, shown
 from bochner.errors import one_of
 from bochner.priors.arrays import Array, ArrayModule, Number
 
@@ -48,7 +48,7 @@ def check_lengthscale(lengthscale: float | Tensor) -> Tensor:
             "The lengthscale parameter must be positive and finite, a number or one per input, "
             f"got {shown(lengthscale)} instead."
         )
-    if not 1 / LARGEST_NUMBER <= float(value.min()) <= float(value.max()) <= LARGEST_NUMBER:
+    if not 1 / MAX_NUMBER <= float(value.min()) <= float(value.max()) <= MAX_NUMBER:
         raise ValueError(
             f"The lengthscale parameter must lie between 1e-18 and 1e18, got {shown(lengthscale)} instead."
         )

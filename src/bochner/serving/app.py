@@ -17,16 +17,11 @@ import bochner
 from bochner.serving.description import describe_model, predict_operation
 from bochner.serving.rows import Answered, Predictor, RequestError, parse_rows
 
-NO_TELEMETRY: Any = {
-    "tracing": False,
-    "metrics": False,
-    "logs": False,
-    "auto_configure": False,
-}  # nothing is sent anywhere
+# Nothing is sent anywhere.
+NO_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 BODY_SECONDS = 30.0  # time for a body to arrive; a client that is slower is refused
-DISCARDED_BODIES = (
-    8  # times the largest body that is read of one that is too large, so that its sender hears the refusal
-)
+# Times the largest body that is read of one that is too large, so that its sender hears the refusal.
+DISCARDED_BODIES = 8
 MAX_WAITING = 256  # requests that may wait at a time
 MAX_WORKERS = 8  # threads that compute
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds

@@ -4,8 +4,8 @@ from typing import Any
 
 import pandas as pd
 
+from bochner.errors import printable
 from bochner.tables.columns import Column
-from bochner.tables.errors import printable
 
 EXAMPLE_DIGITS = 3  # significant digits of numbers in examples
 EXAMPLE_TIME = "12:30"

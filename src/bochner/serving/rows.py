@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from bochner.errors import listed, printable, shown
 from bochner.tables.columns import Column, read_column
-from bochner.tables.errors import listed, printable, shown
 from bochner.tables.fitting import predict_rows
 from bochner.tables.table import Changes
 from bochner.training.threads import one_thread

@@ -2,7 +2,7 @@
 
 - ``container``: the file format, its checksum and its signature.
 - ``rules``: kinds of rules that values from files must follow.
-- ``schema``: the rules for every field and every tensor.
+- ``schema``: the rules for every field; ``tensors``: for every tensor.
 - ``writing`` and ``reading``: an estimator as JSON and tensors, and back.
 - ``models``: ``save`` and ``load``.
 - ``attached``: the same for a StationaryHead.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 Rule = Callable[[Any, str], None]  # (value, its place in the file)
 
-LARGEST_FILE_NUMBER = 1e150  # its square is finite
+MAX_FILE_NUMBER = 1e150  # its square is finite
 MAX_LIST_LENGTH = 1_000_000
 MAX_LABEL_LENGTH = 10_000  # characters of a category or class; every row of a prediction holds one
 SURROGATES = re.compile("[\ud800-\udfff]")  # halves of characters, which UTF-8 cannot write
@@ -39,7 +39,7 @@ def _expect(condition: bool, place: str, expected: str, value: Any) -> None:
 # ------------------------------------------------------------------ JSON
 
 
-def number(low: float = -LARGEST_FILE_NUMBER, high: float = LARGEST_FILE_NUMBER) -> Rule:
+def number(low: float = -MAX_FILE_NUMBER, high: float = MAX_FILE_NUMBER) -> Rule:
     """A number from low to high."""
 
     def check(value: Any, place: str) -> None:
@@ -166,8 +166,8 @@ class TensorRule:
     """
 
     shape: tuple[int, ...]
-    low: float = -LARGEST_FILE_NUMBER
-    high: float = LARGEST_FILE_NUMBER
+    low: float = -MAX_FILE_NUMBER
+    high: float = MAX_FILE_NUMBER
     increasing: bool = False
     dtype: torch.dtype = torch.float64
 

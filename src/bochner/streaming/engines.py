@@ -9,7 +9,7 @@ from bochner.errors import unknown_name
 
 ENGINES = ("local", "ray")
 PORTIONS_PER_WORKER = 2  # portions that are given out before the first answer is taken
-TRIES_AGAIN = 3  # times that a portion is tried again after its worker has died
+MAX_RETRIES = 3  # times that a portion is tried again after its worker has died
 
 Portion = TypeVar("Portion")
 Answer = TypeVar("Answer")
@@ -26,7 +26,7 @@ def check_engine(engine: str) -> None:
             raise ValueError("The engine 'ray' needs Ray: install bochner with the extra 'ray'.") from error
 
 
-def answers(
+def map_portions(
     work: Callable[[Portion], Answer], portions: Iterable[Portion], engine: str = "local", gpus: int = 0
 ) -> Iterator[Answer]:
     """What ``work`` makes of every portion, in their order, whichever is ready first.
@@ -48,7 +48,7 @@ def _with_ray(work: Callable[[Portion], Answer], portions: Iterable[Portion], gp
     if started:
         ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
     try:
-        call = ray.remote(max_retries=TRIES_AGAIN, num_gpus=gpus)(_apply)
+        call = ray.remote(max_retries=MAX_RETRIES, num_gpus=gpus)(_apply)
         shared = ray.put(work)
         most = PORTIONS_PER_WORKER * max(1, int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)))
         waiting: deque[ray.ObjectRef] = deque()
@@ -79,5 +79,5 @@ def _answer(reference: Any) -> Any:
         raise error.cause from None
     except WorkerCrashedError as error:
         raise RuntimeError(
-            f"A worker of Ray has died {TRIES_AGAIN + 1} times at the same portion of the table."
+            f"A worker of Ray has died {MAX_RETRIES + 1} times at the same portion of the table."
         ) from error

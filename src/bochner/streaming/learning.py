@@ -3,20 +3,19 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from bochner.estimators.base import Training
+from bochner.estimators.base import TrainingData
 from bochner.estimators.checks import check_row_weights, check_same_rows
 from bochner.estimators.classification import Candidate as ClassCandidate
 from bochner.estimators.classification import ClassMixture
 from bochner.estimators.classification import combine as combine_classes
 from bochner.estimators.regression import (
     Candidate,
-    FitRows,
+    FitData,
     JudgedPart,
     RegressionMixture,
     best_scales,
@@ -25,14 +24,20 @@ from bochner.estimators.regression import (
 from bochner.members.heads import GaussianHead, SoftmaxHead, as_targets
 from bochner.members.member import Inputs, Member
 from bochner.members.plan import Plan
-from bochner.members.settings import Task
-from bochner.members.tuning import TrainingRows
+from bochner.members.rows import TrainingRows
 from bochner.posteriors.closed_form import Statistics
-from bochner.streaming.moments import MomentCollector, Moments, add_sums, row_keys, whole
+from bochner.streaming.moments import (
+    ClassSums,
+    MomentCollector,
+    Moments,
+    RegressionSums,
+    add_sums,
+    from_lower_half,
+    row_keys,
+)
 from bochner.streaming.sample import Sample
 
 Batch = tuple[Any, Any, Any]  # rows, targets, weights or None
-Sums = list[list[Tensor]]  # for every member of a mixture
 BATCH_ROWS = 20_000  # rows of an Arrow dataset that are read at a time
 PROGRESS_ROWS = 1_000_000  # rows between two lines of progress
 MAX_PASSES = 8  # passes over all rows in which heads for classes look for their modes
@@ -86,8 +91,8 @@ def fit_batches(
     most: int,
     seed: int,
     *,
-    fit: Callable[[Any, Any, Any], Training],
-    rest: Callable[[Training], "Rest"] | None,
+    fit: Callable[[Any, Any, Any], TrainingData],
+    rest: Callable[[TrainingData], "AllRowsLearner"] | None,
 ) -> None:
     """Fits to a sample of the rows, and lets the heads learn from all of them if there are more.
 
@@ -113,10 +118,10 @@ def fit_batches(
         for X, y, weight in batches:
             if len(X):
                 learner.take(moments, X, y, weight)
-        learnt = learner.learn(moments)
+        learnt = learner.finish_pass(moments)
 
 
-class Rest:
+class AllRowsLearner:
     """Lets the heads of an estimator that was fitted to a sample learn from all rows.
 
     Args:
@@ -129,7 +134,7 @@ class Rest:
     def __init__(
         self,
         estimator: Any,
-        training: Training,
+        training: TrainingData,
         held: tuple[Any, np.ndarray] | None = None,
         clean: Callable[[Any, Any], tuple[Any, Any]] | None = None,
     ) -> None:
@@ -151,7 +156,7 @@ class Rest:
         order = torch.randperm(len(self.training.x), generator=torch.Generator().manual_seed(0)).to(mixture.judged)
         at = order[~torch.isin(order, mixture.judged)][: settings.head_rows]
         labels = torch.from_numpy(self.training.y).to(at)[at]
-        targets = as_targets(labels, max(2, mixture.members[0].head.weights.shape[1]))
+        targets = as_targets(labels, mixture.members[0].head.classes)
         inputs, weight = Inputs(self.training.x[at], mixture.extractors), self.training.weight[at]
         members = []
         for member in mixture.members:
@@ -171,7 +176,7 @@ class Rest:
         if moments.rows // PROGRESS_ROWS > before:
             self.estimator._say(f"the heads have learnt from {moments.rows:,} rows")
 
-    def learn(self, moments: Moments) -> bool:
+    def finish_pass(self, moments: Moments) -> bool:
         """Makes heads of the sums over all rows, and says whether that is all: heads for classes may need the sums once more.
 
         The rows that judge choose noise, amplitude and weights again. Then they are added.
@@ -180,9 +185,8 @@ class Rest:
             raise ValueError("The batches parameter must give the same rows each time that it is gone through.")
         estimator = self.estimator
         for number, search in enumerate(self.searches):
-            if search is not None and not search.is_at_mode(
-                estimator.mixtures_[number], moments.sums[number], moments.rows
-            ):
+            sums = cast("list[ClassSums]", moments.sums[number])
+            if search is not None and not search.is_at_mode(estimator.mixtures_[number], sums, moments.rows):
                 estimator.mixtures_[number] = search.next_mixture(estimator.mixtures_[number])
                 return False
         weight = torch.from_numpy(moments.judging).to(self.x)
@@ -196,37 +200,41 @@ class Rest:
         for number, mixture in enumerate(estimator.mixtures_):
             sums, extra = moments.sums[number], judging.sums[number]
             y = torch.from_numpy(targets[number]).to(self.x.device)
-            if isinstance(mixture, RegressionMixture):
-                learnt = _regression(mixture, sums, extra, FitRows(self.x, y.to(self.x), weight, plan, task))
-            else:
-                learnt = _classes(mixture, sums, extra, (self.x, y.long(), weight, plan, task))
+            data = FitData(self.x, y.to(self.x), weight, plan, task)
+            learn: Any = _regression if isinstance(mixture, RegressionMixture) else _classes
+            learnt = learn(mixture, sums, extra, data)
             mixtures.append(replace(learnt, judged=mixture.judged))
         estimator._take_mixtures(self.training, mixtures)
         return True
 
 
-def _regression(mixture: RegressionMixture, sums: Sums, judging: Sums, table: FitRows) -> RegressionMixture:
+def _regression(
+    mixture: RegressionMixture, sums: list[RegressionSums], judging: list[RegressionSums], data: FitData
+) -> RegressionMixture:
     """A regression mixture from sums over all rows but those that judge, and from the sums over these.
 
     Args:
         mixture: The mixture that was fitted to a sample.
         sums: Sums of every member over all rows but those that judge.
         judging: Sums of every member over the rows that judge.
-        table: The rows that judge.
+        data: The rows that judge.
     """
-    statistics = [[Statistics(whole(s[0]), s[1], s[2], float(s[3])) for s in part] for part in (sums, judging)]
+    statistics = [
+        [Statistics(from_lower_half(s.gram), s.projection, s.square, float(s.weight)) for s in part]
+        for part in (sums, judging)
+    ]
     candidates, networks = [], []
     for member, apart, added in zip(mixture.members, *statistics, strict=True):
-        rows, phi = table.rows(member.map), member.head.features
+        rows, phi = data.mapped_rows(member.map), member.head.features
         if member.network is None:
             candidates.append(_judged([JudgedPart(phi, apart, rows)], [apart + added], [member]))
             continue
         assert mixture.extractors is not None
         deep = TrainingRows(mixture.extractors.all_rows(member.network, rows.x), rows.y, rows.weight)
-        networks.append((JudgedPart(phi, apart, deep[table.plan.folds[member.network]]), apart + added, member))
+        networks.append((JudgedPart(phi, apart, deep[data.plan.folds[member.network]]), apart + added, member))
     if networks:
         candidates.append(_judged(*map(list, zip(*networks, strict=True))))
-    return combine(table, candidates, mixture.extractors)
+    return combine(data, candidates, mixture.extractors)
 
 
 def _judged(parts: list[JudgedPart], totals: list[Statistics], members: list[Member]) -> Candidate:
@@ -241,30 +249,27 @@ def _judged(parts: list[JudgedPart], totals: list[Statistics], members: list[Mem
     return Candidate(members[0].map, mean, std, left, heads)
 
 
-def _classes(
-    mixture: ClassMixture, sums: Sums, judging: Sums, rows: tuple[Tensor, Tensor, Tensor, Plan, Task]
-) -> ClassMixture:
+def _classes(mixture: ClassMixture, sums: list[ClassSums], judging: list[ClassSums], data: FitData) -> ClassMixture:
     """A class mixture after one Newton step from sums over all rows but those that judge, and from the sums over these."""
-    x, labels, weight, plan, task = rows
-    targets = as_targets(labels, max(2, mixture.members[0].head.weights.shape[1]))
-    inputs = Inputs(x, mixture.extractors)
+    labels, plan = data.y.long(), data.plan
+    targets = as_targets(labels, mixture.members[0].head.classes)
+    inputs = Inputs(data.x, mixture.extractors)
     single: list[tuple[list[Any], list[Any]]] = []
     networks: tuple[list[Any], list[Any]] = ([], [])
     for member, apart, added in zip(mixture.members, sums, judging, strict=True):
         deep = inputs.of(member.network)
         folds = plan.folds if member.network is None else [plan.folds[member.network]]
-        without, final = (
-            _stepped(member.head, total) for total in (apart, [a + b for a, b in zip(apart, added, strict=True)])
-        )
+        both = ClassSums(*(a + b for a, b in zip(apart, added, strict=True)))
+        without, final = _stepped(member.head, apart), _stepped(member.head, both)
         parts, heads = networks if member.network is not None else ([], [])
         parts += [without.predict(deep[fold]) for fold in folds]
         heads.append((member.network, final))
         if member.network is None:
             single.append((parts, heads))
-    found = [*single, *([networks] if networks[1] else [])]
-    judged = TrainingRows(x, targets, weight)
-    candidates = [ClassCandidate.judged(parts, judged, heads) for parts, heads in found]
-    return combine_classes(labels, weight, plan, candidates, mixture.extractors, task)
+    judged = TrainingRows(data.x, targets, data.weight)
+    all_candidates = [*single, *([networks] if networks[1] else [])]
+    candidates = [ClassCandidate.judged(parts, judged, heads) for parts, heads in all_candidates]
+    return combine_classes(labels, data.weight, plan, candidates, mixture.extractors, data.task)
 
 
 class _ModeSearch:
@@ -279,19 +284,19 @@ class _ModeSearch:
         self.weights = [member.head.weights for member in mixture.members]  # the best so far
         self.next_weights = list(self.weights)
 
-    def is_at_mode(self, mixture: ClassMixture, sums: Sums, rows: int) -> bool:
+    def is_at_mode(self, mixture: ClassMixture, sums: list[ClassSums], rows: int) -> bool:
         """Takes the sums at the mixture's weights; whether the next steps would hardly change a probability."""
         self.passes += 1
         largest = 0.0
         for number, (member, total) in enumerate(zip(mixture.members, sums, strict=True)):
             head, weights = member.head, member.head.weights
-            value = float(total[3]) - 0.5 * float(weights.square().sum()) / head.amplitude**2
+            value = float(total.log_likelihood) - 0.5 * float(weights.square().sum()) / head.amplitude**2
             if value < self.value[number]:
                 self.next_weights[number] = (self.weights[number] + weights) / 2
                 largest = math.inf
                 continue
             stepped = _stepped(head, total).weights
-            slope = total[2] - weights / head.amplitude**2
+            slope = total.slope - weights / head.amplitude**2
             largest = max(largest, 0.5 * float((slope * (stepped - weights)).sum()) / rows)
             self.value[number], self.weights[number], self.next_weights[number] = value, weights, stepped
         return largest < MIN_GAIN or self.passes == MAX_PASSES
@@ -305,8 +310,8 @@ class _ModeSearch:
         return replace(mixture, members=members)
 
 
-def _stepped(head: SoftmaxHead, sums: list[Tensor]) -> SoftmaxHead:
+def _stepped(head: SoftmaxHead, sums: ClassSums) -> SoftmaxHead:
     """A head after one Newton step on the rows of the sums, to which its prior is added."""
-    precision = whole(sums[1])
+    precision = from_lower_half(sums.curvature)
     precision.diagonal().add_(head.amplitude**-2)
-    return head.learnt(whole(sums[0]), precision, sums[2] - head.weights / head.amplitude**2)
+    return head.newton_step(from_lower_half(sums.gram), precision, sums.slope - head.weights / head.amplitude**2)

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bochner.estimators.classification import ClassMixture
-from bochner.estimators.regression import RegressionMixture
-from bochner.estimators.targets import as_tensor
+from bochner.estimators.targets import as_tensor, mapped_target
 from bochner.members.features import FEATURE_CHUNK_ROWS
 from bochner.members.heads import as_targets, fit_and_slopes
 from bochner.members.member import Inputs
@@ -36,18 +35,53 @@ def row_keys(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return keys
 
 
+class RegressionSums(NamedTuple):
+    """Sums that a regression head learns from; tensors are added to in place.
+
+    Attributes:
+        gram: Lower half of Φ'ΩΦ.
+        projection: Φ'Ωy.
+        square: y'Ωy.
+        weight: Total weight of the rows.
+    """
+
+    gram: Tensor
+    projection: Tensor
+    square: Tensor
+    weight: Tensor
+
+
+class ClassSums(NamedTuple):
+    """Sums that a Newton step of a class head needs, at the head's weights; tensors are added to in place.
+
+    Attributes:
+        gram: Lower half of Φ'ΩΦ.
+        curvature: Lower half of Φ'ΩHΦ, with H at least the curvature of each row's log likelihood.
+        slope: Gradient of the log likelihood.
+        log_likelihood: The log likelihood.
+    """
+
+    gram: Tensor
+    curvature: Tensor
+    slope: Tensor
+    log_likelihood: Tensor
+
+
+Sums = RegressionSums | ClassSums
+
+
 @dataclass
 class Moments:
     """Sums over rows for the heads of an estimator.
 
     Attributes:
         rows: Number of rows.
-        sums: For every mixture and member a list of sums.
+        sums: The sums of every member of every mixture.
         judging: Total weight of the rows that are equal to each row that judges, (n,).
     """
 
     rows: int
-    sums: list[list[list[Tensor]]]
+    sums: list[list[Sums]]
     judging: np.ndarray
 
     def add(self, other: "Moments") -> None:
@@ -104,12 +138,12 @@ class MomentCollector:
         add_sums(self.estimator.mixtures_, moments.sums, x[at_device], y[learns], weights)
 
 
-def add_sums(mixtures: list[Any], sums: list[list[list[Tensor]]], x: Tensor, y: np.ndarray, weight: Tensor) -> None:
+def add_sums(mixtures: list[Any], sums: list[list[Sums]], x: Tensor, y: np.ndarray, weight: Tensor) -> None:
     """Adds to the sums of every member of every mixture.
 
     Args:
         mixtures: Fitted mixtures, one for each target.
-        sums: For every mixture and member a list of sums.
+        sums: The sums of every member of every mixture.
         x: Inputs, (n, d).
         y: Targets, (n,) or (n, k); for classes their numbers.
         weight: How many rows each one stands for, (n,).
@@ -121,7 +155,7 @@ def add_sums(mixtures: list[Any], sums: list[list[list[Tensor]]], x: Tensor, y: 
             inputs = Inputs(x[rows], mixture.extractors)
             for member, target, total in zip(mixture.members, targets, members, strict=True):
                 phi = member.head.features(inputs.of(member.network))
-                if isinstance(mixture, RegressionMixture):
+                if isinstance(total, RegressionSums):
                     _add_regression(total, phi, target[rows], weight[rows])
                 else:
                     _add_classes(total, phi, target[rows], weight[rows], member.head.weights)
@@ -135,40 +169,36 @@ def _pieces(rows: int, on_gpu: bool) -> Iterator[slice]:
 def _targets_of(mixture: Any, member: Any, y: np.ndarray, like: Tensor) -> Tensor:
     """Targets of a member: on its mapped scale, or 0 and 1 for each class."""
     if isinstance(mixture, ClassMixture):
-        classes = max(2, member.head.weights.shape[1])
-        return as_targets(torch.from_numpy(y.astype(np.int64)).to(like.device), classes)
-    target = member.map.forward(as_tensor(y, like))[:, None]
-    if not bool(torch.isfinite(target).all()):
-        raise ValueError(
-            "The y parameter must be positive, as it was when the model was first fitted, for it learnt y's logarithm; "
-            "fit again to all rows."
-        )
-    return target
+        return as_targets(torch.from_numpy(y.astype(np.int64)).to(like.device), member.head.classes)
+    return mapped_target(member.map, as_tensor(y, like))
 
 
-def _no_sums(mixture: Any, member: Any, device: torch.device) -> list[Tensor]:
-    """Sums over no rows: Φ'ΩΦ and Φ'Ωy, then y'Ωy and the weight; or Φ'ΩΦ, Φ'ΩHΦ, and the log likelihood's slope and value."""
+def _no_sums(mixture: Any, member: Any, device: torch.device) -> Sums:
+    """Sums over no rows."""
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=device)
+
     size = len(member.head.features.anchors)
-    shapes = [(size, size), (size, 1), (), ()]
     if isinstance(mixture, ClassMixture):
-        shapes = [(size, size), (size, size), tuple(member.head.weights.shape), ()]
-    return [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
+        return ClassSums(zeros(size, size), zeros(size, size), zeros(*member.head.weights.shape), zeros())
+    return RegressionSums(zeros(size, size), zeros(size, 1), zeros(), zeros())
 
 
-def _add_regression(total: list[Tensor], phi: Tensor, target: Tensor, weight: Tensor) -> None:
+def _add_regression(total: RegressionSums, phi: Tensor, target: Tensor, weight: Tensor) -> None:
     weighted = phi * weight[:, None]
-    _add_lower(total[0], phi, weighted)
-    total[1].addmm_(weighted.mT, target)
-    total[2] += (weight[:, None] * target.square()).sum()
-    total[3] += weight.sum()
+    _add_lower(total.gram, phi, weighted)
+    total.projection.addmm_(weighted.mT, target)
+    total.square.add_((weight[:, None] * target.square()).sum())
+    total.weight.add_(weight.sum())
 
 
-def _add_classes(total: list[Tensor], phi: Tensor, target: Tensor, weight: Tensor, weights: Tensor) -> None:
+def _add_classes(total: ClassSums, phi: Tensor, target: Tensor, weight: Tensor, weights: Tensor) -> None:
     fit, curvature, residual = fit_and_slopes(phi @ weights, target)
-    _add_lower(total[0], phi, phi * weight[:, None])
-    _add_lower(total[1], phi, phi * (weight * curvature)[:, None])
-    total[2].addmm_(phi.mT, weight[:, None] * residual)
-    total[3] += (weight * fit).sum()
+    _add_lower(total.gram, phi, phi * weight[:, None])
+    _add_lower(total.curvature, phi, phi * (weight * curvature)[:, None])
+    total.slope.addmm_(phi.mT, weight[:, None] * residual)
+    total.log_likelihood.add_((weight * fit).sum())
 
 
 def _add_lower(gram: Tensor, phi: Tensor, weighted: Tensor) -> None:
@@ -179,6 +209,6 @@ def _add_lower(gram: Tensor, phi: Tensor, weighted: Tensor) -> None:
         )
 
 
-def whole(gram: Tensor) -> Tensor:
+def from_lower_half(gram: Tensor) -> Tensor:
     """A symmetric matrix from its lower half."""
     return gram.tril() + gram.tril(-1).mT

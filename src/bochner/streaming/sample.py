@@ -65,7 +65,7 @@ class Sample:
 
     @staticmethod
     def _kept(keys: np.ndarray, targets: Any, most: int) -> np.ndarray:
-        """Numbers of the rows to keep, in the order of their keys."""
+        """Indices of the rows to keep, in the order of their keys."""
         by_key = np.argsort(keys, kind="stable")
         if len(keys) <= most:
             return by_key

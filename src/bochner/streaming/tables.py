@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bochner.streaming.engines import answers
-from bochner.streaming.learning import Rest
+from bochner.streaming.engines import map_portions
+from bochner.streaming.learning import AllRowsLearner
 from bochner.streaming.moments import MomentCollector, Moments
 from bochner.streaming.sample import Sample
 from bochner.tables.errors import TableError
@@ -56,7 +56,7 @@ class TableSampler:
         self.say(f"more than {self.most:,} rows: drawing a sample of them, from which columns and networks are learnt")
         sample, bad = Sample(self.most), []
         draw = _Drawing(source, self.target, self.most, self.seed)
-        for drawn, bad_rows in answers(draw, enumerate(source.portions(PORTION_ROWS)), self.engine):
+        for drawn, bad_rows in map_portions(draw, enumerate(source.portions(PORTION_ROWS)), self.engine):
             sample.merge(drawn)
             bad += bad_rows
         source.bad[:] = bad
@@ -125,7 +125,7 @@ class _Learning:
             try:
                 y, at = keep_readable(source, piece, table.target, ends=False)
                 known = np.ones(len(y), dtype=bool) if classes is None else np.isin(y, classes)
-                clean = table.table.transform(piece.frame.iloc[at[known]], learnt.changes)
+                clean = table.columns.transform(piece.frame.iloc[at[known]], learnt.changes)
             except TableError as error:
                 where = f"{source.path}, from {source.unit} {piece.places[0]} on: "
                 raise TableError(*(where + problem for problem in error.problems)) from error
@@ -149,19 +149,19 @@ def learn_from_all(
         say: Shows a line to the user.
     """
     source, estimator = table.source, fitted.estimator.estimator_
-    rest = Rest(estimator, fitted.training, (fitted.clean.iloc[fitted.held], table.y[fitted.held]))
+    learner = AllRowsLearner(estimator, fitted.training, (fitted.clean.iloc[fitted.held], table.y[fitted.held]))
     slim = replace(table, frame=table.frame.iloc[:0], groups=table.groups[:0], places=table.places[:0])
     while True:
-        work = _Learning(source, slim, rest.collector)
-        total = _Learnt(rest.collector.empty(), Changes(), [])
+        work = _Learning(source, slim, learner.collector)
+        total = _Learnt(learner.collector.empty(), Changes(), [])
         gpus = int(estimator._device() == "cuda")
-        for learnt in answers(work, source.portions(PORTION_ROWS), engine, gpus):
+        for learnt in map_portions(work, source.portions(PORTION_ROWS), engine, gpus):
             total.add(learnt)
             say(f"the heads have learnt from {total.moments.rows:,} of {table.rows:,} rows")
         source.bad[:] = table.bad[:] = total.bad
         if not skip_bad:
             source.check_bad()
-        if rest.learn(total.moments):
+        if learner.finish_pass(total.moments):
             break
     fitted.learnt = total.moments.rows - len(fitted.held)
     table.notes += total.changes.lines()

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from bochner.tables.cells import as_text
-from bochner.tables.errors import TableError, suffix_of
+from bochner.tables.errors import TableError
+from bochner.tables.paths import suffix_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

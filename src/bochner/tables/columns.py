@@ -18,11 +18,8 @@ READABLE_SHARE = 0.8  # share of cells that must be numbers, dates or times for 
 UNREADABLE_SHARE = 0.5  # share of cells that cannot be read above which a column is not what it was taken for
 RARE = "other values"  # the category of all rare ones
 KINDS = ("number", "truth", "date", "time", "category", "text", "dropped")
-DATE_PARTS = {
-    "month": "month",
-    "weekday": "day_of_week",
-    "hour": "hour",
-}  # inputs beside the days: their names in pandas
+# Inputs beside the days: their names in pandas.
+DATE_PARTS = {"month": "month", "weekday": "day_of_week", "hour": "hour"}
 WORD = re.compile(r"[^\W\d_]{3,}")  # a word of a text: three letters or more
 
 

@@ -1,23 +1,11 @@
-"""The error of tables, which lists all problems at once; how names and cells are shown in messages; and checks of file names."""
+"""The error of tables, which lists all problems at once."""
 
 import difflib
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
-TEXT_SUFFIXES = (".csv", ".tsv", ".txt")
-ARROW_SUFFIXES = (".parquet", ".feather", ".arrow")
-SUFFIXES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES), *ARROW_SUFFIXES, ".xlsx")
-PATTERN_CHARACTERS = "*?["  # a path that holds one of them, and is no file, is a pattern
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
+from bochner.errors import printable, shown
+
 NAMES_SHOWN = 10  # names of columns in one message
-MAX_SHOWN_CHARACTERS = 80  # of a name or a cell in a message
-PROBLEMS_SHOWN = 20  # problems in one message; the others are counted
-
-
-def printable(text: str) -> str:
-    """A line of text with its control characters written out."""
-    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class TableError(ValueError):
@@ -26,78 +14,6 @@ class TableError(ValueError):
     def __init__(self, *problems: str) -> None:
         self.problems = tuple(map(printable, problems))
         super().__init__("\n".join(self.problems))
-
-
-def suffix_of(path: Path) -> str:
-    """What tells the kind of a table: the ending of its file in small letters, and for packed text the two last ones."""
-    name = path.name.lower()
-    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), path.suffix.lower())
-
-
-def is_text_file(path: Path) -> bool:
-    """Whether a table is a text file, packed by gzip or not."""
-    return suffix_of(path).removesuffix(".gz") in TEXT_SUFFIXES
-
-
-def files_of(path: Path) -> list[Path]:
-    """The files of a table, in the order of their names: a file, those of a folder, or those of a pattern such as part-*.csv.
-
-    Raises:
-        TableError: There is none, or one of them cannot be used.
-    """
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if _is_visible_table(file))
-        if not files:
-            raise TableError(f"{path} is a folder without a file that ends in one of {', '.join(SUFFIXES)}.")
-    elif not path.exists() and any(character in str(path) for character in PATTERN_CHARACTERS):
-        root, pattern = (Path(path.anchor), path.relative_to(path.anchor)) if path.anchor else (Path(), path)
-        files = sorted(file for file in root.glob(str(pattern)) if file.is_file())
-        if not files:
-            raise TableError(f"No file fits the pattern {path}; check the name and the folder.")
-    else:
-        files = [path]
-    for file in files:
-        _check_file(file)
-    kinds = sorted({suffix_of(file) for file in files})
-    if len(kinds) > 1:
-        raise TableError(
-            f"{path} holds files of several kinds, {' and '.join(kinds)}; give a pattern such as *{kinds[0]}."
-        )
-    return files
-
-
-def _is_visible_table(file: Path) -> bool:
-    return file.is_file() and suffix_of(file) in SUFFIXES and file.name[0] not in "._"
-
-
-def _check_file(path: Path) -> None:
-    """Raises a TableError unless the path is a readable file of a known kind."""
-    if not path.exists():
-        raise TableError(f"{path} does not exist; check the name and the folder.")
-    if not path.is_file():
-        raise TableError(f"{path} is not a regular file; write it to one first.")
-    if suffix_of(path) not in SUFFIXES:
-        raise TableError(f"{path} must end in one of {', '.join(SUFFIXES)}; convert or rename it.")
-    if path.stat().st_size == 0:
-        raise TableError(f"{path} is empty; it needs a line of column names and at least one row.")
-
-
-def shown(text: object) -> str:
-    """A name or a cell for a message, where long ones are cut."""
-    whole = str(text)
-    return whole if len(whole) <= MAX_SHOWN_CHARACTERS else whole[:MAX_SHOWN_CHARACTERS] + "…"
-
-
-def listed(names: Sequence[object], most: int = 5) -> str:
-    """Names or cells in quotes, the first few."""
-    quoted = [f"'{shown(name)}'" for name in names[:most]]
-    return ", ".join(quoted) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def shortened(problems: Sequence[str]) -> list[str]:
-    """The first problems, and how many more there are."""
-    more = len(problems) - PROBLEMS_SHOWN
-    return [*problems[:PROBLEMS_SHOWN], *([f"... and {more} more."] if more > 0 else [])]
 
 
 def no_column(option: str, name: str, names: Sequence[str]) -> str:

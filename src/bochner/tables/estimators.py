@@ -10,7 +10,7 @@ import pandas as pd
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from bochner.estimators.base import Training
+from bochner.estimators.base import TrainingData
 from bochner.estimators.checks import as_numpy, check_row_weights, check_same_rows, check_seed, named_errors
 from bochner.estimators.classifier import StationaryClassifier
 from bochner.estimators.regressor import StationaryRegressor
@@ -90,7 +90,7 @@ class _TableEstimator(BaseEstimator):
                 list; or a dataset of pyarrow.
             target: Name of the target's column in a dataset.
         """
-        from bochner.streaming.learning import Batches, Rest, fit_batches
+        from bochner.streaming.learning import AllRowsLearner, Batches, fit_batches
 
         self.check_parameters()
 
@@ -98,7 +98,9 @@ class _TableEstimator(BaseEstimator):
             return self.table_.transform(as_frame(X)), self._read_target(X, y)
 
         most, seed = (self.settings or Settings()).sample_rows, check_seed(self.random_state)
-        rest = None if self.budget is not None else lambda training: Rest(self.estimator_, training, clean=clean)
+        rest = (
+            None if self.budget is not None else lambda training: AllRowsLearner(self.estimator_, training, clean=clean)
+        )
         fit_batches(Batches(batches, target), most, seed, fit=self._learn, rest=rest)
         return self
 
@@ -106,7 +108,7 @@ class _TableEstimator(BaseEstimator):
         """A target as the estimator for numbers and categories takes it."""
         raise NotImplementedError
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any) -> Training:
+    def _learn(self, X: Any, y: Any, sample_weight: Any) -> TrainingData:
         """Understands a table, fits to it, and returns the rows as the estimator has taken them."""
         began = time.perf_counter()
         self.check_parameters()
@@ -148,7 +150,7 @@ class _TableEstimator(BaseEstimator):
         y: np.ndarray,
         sample_weight: Any = None,
         began: float | None = None,
-    ) -> Training:
+    ) -> TrainingData:
         """Fits to a table whose columns and target are understood already.
 
         Args:

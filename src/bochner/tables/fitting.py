@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 from sklearn.model_selection import train_test_split
 
-from bochner.estimators.base import Training
+from bochner.errors import listed
+from bochner.estimators.base import TrainingData
 from bochner.estimators.evaluation import forecast
 from bochner.tables.cells import as_text, read_numbers
 from bochner.tables.columns import as_cells, is_text
-from bochner.tables.errors import TableError, listed, no_column
+from bochner.tables.errors import TableError, no_column
 from bochner.tables.estimators import TableClassifier, TableRegressor
 from bochner.tables.reading import BadRow, Piece, Source, open_table, read_table
 from bochner.tables.table import MAX_INPUTS, Signs, Table
@@ -37,7 +38,7 @@ class TrainingTable:
         target: How the target is read.
         groups: A number for each row; equal rows have the same number.
         places: Number of the line or row at which each row stands in the file.
-        table: How the columns are read.
+        columns: How the columns are read.
         bad: Rows that were left out.
         notes: What was made of the file, for the user.
         source: The files.
@@ -50,7 +51,7 @@ class TrainingTable:
     target: Target
     groups: np.ndarray
     places: np.ndarray
-    table: Table
+    columns: Table
     source: Source
     rows: int
     sampled: bool = False
@@ -70,8 +71,8 @@ class FittedTable:
     Attributes:
         estimator: A TableRegressor or a TableClassifier.
         clean: All rows of the table as numbers and categories.
-        train: Numbers of the rows that it was fitted to.
-        held: Numbers of the held-out rows whose classes it knows.
+        train: Indices of the rows that it was fitted to.
+        held: Indices of the held-out rows whose classes it knows.
         left_out: Number of held-out rows of classes that it does not know.
         training: The training rows as the estimator has taken them.
         learnt: Number of rows that its heads have learnt from.
@@ -82,7 +83,7 @@ class FittedTable:
     train: np.ndarray
     held: np.ndarray
     left_out: int
-    training: Training
+    training: TrainingData
     learnt: int
 
 
@@ -108,10 +109,10 @@ def predict_rows(estimator: Any, clean: pd.DataFrame | dict[str, np.ndarray], co
     """
     model = estimator.estimator_
     names = added_names(estimator.target_.name, getattr(model, "classes_", None))
-    said = forecast(model, clean, coverage=coverage)
-    columns = [*said.values.T, said.scores, said.scores > model.ood_threshold_]
+    predicted = forecast(model, clean, coverage=coverage)
+    columns = [*predicted.values.T, predicted.scores, predicted.scores > model.ood_threshold_]
     if hasattr(model, "classes_"):
-        columns.insert(0, model.classes_[said.values.argmax(1)])
+        columns.insert(0, model.classes_[predicted.values.argmax(1)])
     return dict(zip(names, columns, strict=True))
 
 
@@ -198,20 +199,14 @@ def check_names(source: Source, target: str, drop: Sequence[str]) -> None:
 def _find_names_below(source: Source, target: str) -> str:
     """A sentence that says where the target's name stands among the first rows; empty where it does not."""
     first = next((piece for piece in source.pieces() if piece.places), None)
-    rows = (
-        []
-        if first is None
-        else list(zip(first.places[:NAME_ROWS], first.texts.head(NAME_ROWS).to_numpy(), strict=True))
-    )
-    near = [(f"{source.unit} {place}", row) for place, row in rows] + [
-        (bad.place, bad.cells) for bad in source.bad[:NAME_ROWS]
-    ]
-    where = next((place for place, row in near if target in [cell.strip() for cell in row]), None)
-    return (
-        ""
-        if where is None
-        else f" It stands in {where}: are these the names of the columns? Remove the lines above it."
-    )
+    near = [(bad.place, bad.cells) for bad in source.bad[:NAME_ROWS]]
+    if first is not None:
+        rows = zip(first.places[:NAME_ROWS], first.texts.head(NAME_ROWS).to_numpy(), strict=True)
+        near = [(f"{source.unit} {place}", tuple(row)) for place, row in rows] + near
+    for place, row in near:
+        if target in [cell.strip() for cell in row]:
+            return f" It stands in {place}: are these the names of the columns? Remove the lines above it."
+    return ""
 
 
 def is_footer(frame: pd.DataFrame, decimal: str) -> bool:
@@ -291,8 +286,8 @@ def fit_table(table: TrainingTable, *, share: float, drop: Sequence[str], **opti
     estimator = kind(drop=drop, **options)
     estimator.check_parameters()
     began, y = time.perf_counter(), table.y
-    clean = table.table.transform(table.frame)
-    training = estimator.learn_understood(table.table, table.target, clean.iloc[train], y[train], began=began)
+    clean = table.columns.transform(table.frame)
+    training = estimator.learn_understood(table.columns, table.target, clean.iloc[train], y[train], began=began)
     estimator.verbose = estimator.estimator_.verbose = False
     known = held[np.isin(y[held], y[train])] if table.target.task == "classification" else held
     return FittedTable(estimator, clean, train, known, len(held) - len(known), training, len(train))

@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING, NoReturn, Optional
 
 import pandas as pd
 
+from bochner.errors import listed, shortened
 from bochner.tables import binary_files
-from bochner.tables.errors import (
-    ARROW_SUFFIXES,
-    TableError,
-    files_of,
-    is_text_file,
-    listed,
-    shortened,
-    suffix_of,
-)
+from bochner.tables.errors import TableError
+from bochner.tables.paths import ARROW_SUFFIXES, files_of, is_text_file, suffix_of
 from bochner.tables.text_files import Dialect, detect_dialect, read_header, read_rows
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bochner.errors import listed, printable, shown
 from bochner.tables import cells
 from bochner.tables.columns import (
     UNREADABLE_SHARE,
@@ -18,7 +19,7 @@ from bochner.tables.columns import (
     read_column,
     votes_of,
 )
-from bochner.tables.errors import TableError, listed, printable, shown
+from bochner.tables.errors import TableError
 from bochner.tables.targets import Target
 from bochner.tables.understanding import adapted, understand, understand_choices
 

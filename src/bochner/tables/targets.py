@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bochner.errors import listed
 from bochner.tables import cells
 from bochner.tables.cells import as_text, plain_form
 from bochner.tables.columns import UNREADABLE_SHARE, Column, as_cells, find_strange_unit, is_text, read_column, votes_of
-from bochner.tables.errors import TableError, listed
+from bochner.tables.errors import TableError
 from bochner.tables.understanding import FEW_LEVELS, understand
 
 MAX_CLASSES = 100

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from bochner.errors import listed, shown
 from bochner.tables import cells
 from bochner.tables.cells import plain_form
 from bochner.tables.columns import (
@@ -20,7 +21,6 @@ from bochner.tables.columns import (
     read_column,
     votes_of,
 )
-from bochner.tables.errors import listed, shown
 
 FEW_LEVELS = 20  # different values up to which numbers with some words among them are categories
 MAX_LEVELS = 50  # categories that are kept; the others are rare

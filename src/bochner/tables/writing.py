@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 
+from bochner.errors import listed
 from bochner.files import replacing
 from bochner.tables.binary_files import ArrowFile
-from bochner.tables.errors import ARROW_SUFFIXES, TEXT_SUFFIXES, TableError, listed, suffix_of
+from bochner.tables.errors import TableError
+from bochner.tables.paths import ARROW_SUFFIXES, TEXT_SUFFIXES, suffix_of
 from bochner.tables.reading import BadRow, Piece, Source
 from bochner.tables.text_files import BYTE_ORDER_MARK, Dialect, detect_dialect, read_rows
 

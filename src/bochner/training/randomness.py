@@ -10,7 +10,8 @@ from torch import Tensor
 
 DROPOUT_STREAMS = 2**40  # number of the first stream of dropout masks; the streams below are of shuffles, one an epoch
 
-_GOLDEN, _MIX1, _MIX2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
+# The odd constants of SplitMix64 as signed numbers: 2⁶⁴ over the golden ratio, and two factors.
+GOLDEN_FACTOR, _MIX1, _MIX2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -24,8 +25,8 @@ def _bits(seeds: Tensor, stream: int | Tensor, num: int) -> Tensor:
     """Random int64, (E, num). The stream may be a tensor, so that a CUDA graph can advance it."""
     index = torch.arange(num, device=seeds.device)
     stream = torch.as_tensor(stream, device=seeds.device)
-    key = _mix(_mix(seeds.long()[:, None]) + _GOLDEN * (stream + 1))
-    return _mix(key + _GOLDEN * (index + 1))
+    key = _mix(_mix(seeds.long()[:, None]) + GOLDEN_FACTOR * (stream + 1))
+    return _mix(key + GOLDEN_FACTOR * (index + 1))
 
 
 def counter_uniform(seeds: Tensor, stream: int | Tensor, num: int) -> Tensor:

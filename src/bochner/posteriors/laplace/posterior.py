@@ -114,10 +114,10 @@ class Laplace:
             pairs = batches = Batches(self.model, x, y, size=chunk)
 
         def statistics(parameters: Parameters, buffers: Parameters, xb: Tensor, yb: Tensor) -> LayerTensors:
-            numbers = parameters | buffers
-            f, rows, grads = self.listener(numbers, xb, partial(likelihood_root, self.model))
-            own = {n.removeprefix("likelihood."): v for n, v in numbers.items() if n.startswith("likelihood.")}
-            likelihood = functional_call(self.model.likelihood, own, (f.detach(), yb)).sum()
+            tensors = parameters | buffers
+            f, rows, grads = self.listener(tensors, xb, partial(likelihood_root, self.model))
+            noise = {n.removeprefix("likelihood."): v for n, v in tensors.items() if n.startswith("likelihood.")}
+            likelihood = functional_call(self.model.likelihood, noise, (f.detach(), yb)).sum()
             return [*self.curvature.statistics(rows, grads), (likelihood.double(), likelihood.new_ones(()) * len(xb))]
 
         member = 0 if self.own_data else None

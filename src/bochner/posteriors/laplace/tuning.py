@@ -21,9 +21,8 @@ CHUNK_ROWS = 256  # held-out rows that are processed at a time
 DRAWS_PER_TRIAL = 32  # draws of the outputs of a held-out row, for each prior and temperature that is tried
 LOG_TEMPERATURE_STD = 0.5  # prior standard deviation of the log temperature: most are within a factor of 2 of 1
 MAX_LOG_TEMPERATURE = 3.0  # largest log temperature that is tried
-MULTIPLIERS = tuple(
-    10.0 ** (k / 2) for k in range(-4, 13)
-)  # factors on the prior precision that are tried, 0.01 to 10⁶
+# Factors on the prior precision that are tried, 0.01 to 10⁶.
+MULTIPLIERS = tuple(10.0 ** (k / 2) for k in range(-4, 13))
 
 
 def tune_by_evidence(posterior: "Laplace", tried: list[float], per_layer: bool) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from bochner.reports.model.rows import Rows, is_regression
-from bochner.reports.model.strange import STRANGEST
+from bochner.reports.model.strange import STRANGE_ROWS
 
 FIRST_ROWS = 300  # rows from the beginning of the table that are kept
 
@@ -47,7 +47,7 @@ class Collected:
             predictions, scores = np.concatenate([old, predictions]), np.concatenate([strange, scores])
             position = np.concatenate([self._position, position])
         keep = position < FIRST_ROWS
-        keep[np.argsort(-scores, kind="stable")[:STRANGEST]] = True
+        keep[np.argsort(-scores, kind="stable")[:STRANGE_ROWS]] = True
         at = np.nonzero(keep)[0]
         self._kept, self._position = (rows.take(at), predictions[at], scores[at]), position[at]
 

@@ -18,25 +18,25 @@ from bochner.reports.model.rows import (
     centres,
     is_regression,
     losses,
+    mean_error,
     number,
+    number_text,
     numbers,
     short,
-    shown,
     shown_values,
-    total,
 )
 
 REPEATS = 5  # shuffles of a column
 SHUFFLED_ROWS = 8000  # rows that are predicted for the importances, over all columns and repeats
 CALL_ROWS = 2000  # rows of one call
-MOST_SHUFFLED = 200  # held-out rows that are shuffled
-MOST_IMPORTANT = 30  # columns that are measured; a single shuffle chooses them where there are more
-CURVES = 8  # columns with a dependence plot
+MAX_SHUFFLED_ROWS = 200  # held-out rows that are shuffled
+MAX_MEASURED_COLUMNS = 30  # columns that are measured; a single shuffle chooses them where there are more
+MAX_CURVES = 8  # columns with a dependence plot
 CURVE_ROWS = 30  # rows whose predictions a dependence plot follows
-GRID = 15  # values of a column that are tried
-MOST_CATEGORIES = 12  # most categories of a column that are tried
-MOST_CLASSES = 8  # most classes that a dependence plot offers
-BAND = (0.1, 0.9)  # quantiles of the rows' curves
+MAX_GRID_VALUES = 15  # values of a column that are tried
+MAX_CATEGORIES = 12  # most categories of a column that are tried
+MAX_CLASSES = 8  # most classes that a dependence plot offers
+BAND_QUANTILES = (0.1, 0.9)  # quantiles of the rows' curves
 SEED = 0  # of the shuffles
 
 
@@ -59,11 +59,11 @@ def importances(model: Any, held: Rows, say: Callable[[str], None]) -> list[Impo
     """Importances of the columns of the file, the largest first."""
     used = model.table_.used
     rng = np.random.default_rng(SEED)
-    if len(used) > MOST_IMPORTANT:
+    if len(used) > MAX_MEASURED_COLUMNS:
         few = held.spread(max(6, SHUFFLED_ROWS // len(used)))
         first = {column.name: increase[0] for column, increase in _increases(model, few, used, 1, rng)}
-        used = sorted(used, key=lambda column: -first[column.name])[:MOST_IMPORTANT]
-    rows = held.spread(min(MOST_SHUFFLED, max(30, SHUFFLED_ROWS // (REPEATS * len(used)))))
+        used = sorted(used, key=lambda column: -first[column.name])[:MAX_MEASURED_COLUMNS]
+    rows = held.spread(min(MAX_SHUFFLED_ROWS, max(30, SHUFFLED_ROWS // (REPEATS * len(used)))))
     say(f"the report shuffles {len(used)} columns of {len(rows)} rows, {REPEATS} times each")
     ranked = [
         Importance(column.name, float(np.mean(increases)), float(np.std(increases, ddof=1)))
@@ -77,7 +77,7 @@ def _increases(
 ) -> list[tuple[Any, list[float]]]:
     """Increases of the error of rows when a column is shuffled among them, for each column and repeat."""
     y: Any = rows.y
-    before = total(model, losses(model, y, centres(model, rows.clean)))
+    before = mean_error(model, losses(model, y, centres(model, rows.clean)))
     size, increases = repeats * len(rows), []
     step = max(1, CALL_ROWS // size)  # columns of a call: many short calls take long
     for first in range(0, len(used), step):
@@ -91,7 +91,8 @@ def _increases(
                 asked[name] = values
         loss = losses(model, np.tile(y, repeats * len(chunk)), centres(model, asked)).reshape(len(chunk), repeats, -1)
         increases += [
-            (column, [total(model, one) - before for one in part]) for column, part in zip(chunk, loss, strict=True)
+            (column, [mean_error(model, one) - before for one in part])
+            for column, part in zip(chunk, loss, strict=True)
         ]
     return increases
 
@@ -112,13 +113,13 @@ def donors(column: Any, pool: Rows) -> np.ndarray:
         texts = values.astype(object).where(values.notna(), "missing").astype(str)
         counts = texts.value_counts(sort=True)
         names = texts.to_numpy()
-        return np.array([int(np.argmax(names == level)) for level in counts.index[:MOST_CATEGORIES]])
-    there = np.nonzero(values.notna().to_numpy())[0]
-    own = values.to_numpy(dtype=float)[there]
-    levels = np.unique(np.quantile(own, np.linspace(0.01, 0.99, GRID), method="nearest"))
-    if len(np.unique(own)) <= GRID:
-        levels = np.unique(own)
-    return np.array([there[int(np.argmax(own == level))] for level in levels])
+        return np.array([int(np.argmax(names == level)) for level in counts.index[:MAX_CATEGORIES]])
+    present = np.nonzero(values.notna().to_numpy())[0]
+    present_values = values.to_numpy(dtype=float)[present]
+    levels = np.unique(np.quantile(present_values, np.linspace(0.01, 0.99, MAX_GRID_VALUES), method="nearest"))
+    if len(np.unique(present_values)) <= MAX_GRID_VALUES:
+        levels = np.unique(present_values)
+    return np.array([present[int(np.argmax(present_values == level))] for level in levels])
 
 
 def _labels(column: Any, rows: Rows) -> tuple[list[str], list[float | None]]:
@@ -128,7 +129,7 @@ def _labels(column: Any, rows: Rows) -> tuple[list[str], list[float | None]]:
         return ["missing" if pd.isna(value) else short(value) for value in values], [None] * len(rows)
     x = numbers(values.to_numpy(dtype=float))
     if column.kind == "number":
-        return ["missing" if value is None else shown(value) for value in x], x
+        return ["missing" if value is None else number_text(value) for value in x], x
     return [short(text) or "missing" for text in rows.frame[column.name].astype(str)], x
 
 
@@ -137,8 +138,8 @@ def dependence(
 ) -> list[dict[str, Any]]:
     """For some columns by name: mean of the rows' predictions at each value, and the middle 80 % of them."""
     rows, curve_data = held.spread(CURVE_ROWS), []
-    say(f"the report moves {min(len(names), CURVES)} columns of {len(rows)} rows")
-    classes = 1 if is_regression(model) else min(MOST_CLASSES, len(model.estimator_.classes_))
+    say(f"the report moves {min(len(names), MAX_CURVES)} columns of {len(rows)} rows")
+    classes = 1 if is_regression(model) else min(MAX_CLASSES, len(model.estimator_.classes_))
     for column in _columns(model, names):
         at = pool.take(donors(column, pool))
         asked = moved(_repeated(rows.clean, len(at)), column, at.clean.iloc[np.repeat(np.arange(len(at)), len(rows))])
@@ -146,8 +147,8 @@ def dependence(
         labels, x = _labels(column, at)
         parts = {
             "mean": curves.mean(1),
-            "low": np.quantile(curves, BAND[0], 1),
-            "high": np.quantile(curves, BAND[1], 1),
+            "low": np.quantile(curves, BAND_QUANTILES[0], 1),
+            "high": np.quantile(curves, BAND_QUANTILES[1], 1),
         }
         answer = {key: [numbers(line) for line in values.T] for key, values in parts.items()}
         curve_data.append(_described(column) | {"labels": labels, "x": x} | answer)
@@ -156,7 +157,7 @@ def dependence(
 
 def _columns(model: Any, names: list[str]) -> list[Any]:
     by_name = {column.name: column for column in model.table_.used}
-    return [by_name[name] for name in names[:CURVES]]
+    return [by_name[name] for name in names[:MAX_CURVES]]
 
 
 def what_if(
@@ -173,8 +174,8 @@ def what_if(
             curves.append(_described(column) | {"labels": labels, "x": x, "start": start})
         rows_data.append({"name": title, "line": row.places[0], "columns": curves})
     every = pd.concat(asked)  # one call: many calls take long, many rows hardly longer
-    said = forecast(model.estimator_, every, coverage=coverage)
-    predictions, strange = shown_values(model, said), said.scores
+    predicted = forecast(model.estimator_, every, coverage=coverage)
+    predictions, strange = shown_values(model, predicted), predicted.scores
     ends = np.cumsum([len(rows) for rows in asked])
     for curve, end in zip((curve for row in rows_data for curve in row["columns"]), ends, strict=True):
         part = slice(end - len(curve["labels"]), end)
@@ -191,15 +192,15 @@ def _described(column: Any) -> dict[str, Any]:
 def _with_own(column: Any, pool: Rows, row: Rows) -> tuple[Rows, int]:
     """Rows whose values of a column are tried, with the row itself among them in order, and the position of the row."""
     first = column.outputs[0]
-    own = row.clean[first].iloc[0]
+    row_value = row.clean[first].iloc[0]
     at = pool.take(donors(column, pool))
     values = at.clean[first]
-    same = values.isna().to_numpy() if pd.isna(own) else (values == own).to_numpy()
+    same = values.isna().to_numpy() if pd.isna(row_value) else (values == row_value).to_numpy()
     at = at.take(np.nonzero(~same)[0])
     start = 0
-    if column.kind != "category" and not pd.isna(own):
-        start = int(np.sum(at.clean[first].to_numpy(dtype=float) < float(own)))
-    frames = [pd.concat([part.iloc[:start], own, part.iloc[start:]]) for part, own in _pairs(at, row)]
+    if column.kind != "category" and not pd.isna(row_value):
+        start = int(np.sum(at.clean[first].to_numpy(dtype=float) < float(row_value)))
+    frames = [pd.concat([part.iloc[:start], row_part, part.iloc[start:]]) for part, row_part in _pairs(at, row)]
     places = [*at.places[:start], row.places[0], *at.places[start:]]
     return Rows(frames[0], frames[1], places), start
 

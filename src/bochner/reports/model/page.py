@@ -16,7 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 import bochner
-from bochner.reports.model.rows import number, shown
+from bochner.reports.model.rows import number, number_text
 
 Cell = str | float | int | None
 
@@ -53,7 +53,7 @@ class Table:
         shade = round(100 * self.shades[row][place - 1]) if self.shades and place else 0
         if cell is None or isinstance(cell, str):
             return {"text": "—" if cell is None else cell, "value": None, "shade": shade}
-        return {"text": shown(float(cell)), "value": number(float(cell)), "shade": shade}
+        return {"text": number_text(float(cell)), "value": number(float(cell)), "shade": shade}
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class Page:
 
     def render(self) -> str:
         """The page as HTML."""
-        own = files("bochner.reports.model")
-        template, style, script = (own.joinpath(f"page.{end}").read_text("utf-8") for end in ("html", "css", "js"))
+        folder = files("bochner.reports.model")
+        template, style, script = (folder.joinpath(f"page.{end}").read_text("utf-8") for end in ("html", "css", "js"))
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         # '<' would let a cell end the element; in JSON it can be written otherwise.
         data = json.dumps(self.charts, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace(

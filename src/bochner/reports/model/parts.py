@@ -6,25 +6,25 @@ import numpy as np
 
 from bochner import metrics
 from bochner.reports.model.page import Part, Table
-from bochner.reports.model.peers import Score, compared, likely
+from bochner.reports.model.peers import Score, verdict_on, within_two_errors
 from bochner.reports.model.rows import (
     COVERAGE,
     Answered,
     class_numbers,
     is_regression,
     number,
+    number_text,
     numbers,
     percent,
     short,
-    shown,
 )
-from bochner.reports.model.strange import STRANGEST, reasons
+from bochner.reports.model.strange import STRANGE_ROWS, reasons
 
 WORST_ROWS = 10  # rows in the table of the largest errors
 INTERVAL_LEVELS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)  # probabilities of the intervals whose coverage is shown
 LEVEL_ROWS = 500  # rows whose quantiles are computed
 CONFIDENCE_BINS = 10  # bins of confidence in the reliability table
-MOST_MATRIX = 12  # classes in a confusion matrix
+MAX_MATRIX_CLASSES = 12  # classes in a confusion matrix
 SHOWN_ROWS = 300  # rows in the table of rows
 SHOWN_COLUMNS = 30  # columns in the table of rows
 NO_ERROR = 1e-12  # size of a metric below which it is a rounding error
@@ -34,13 +34,13 @@ ERRORS = {True: "root mean squared error (RMSE)", False: "log loss (NLPD)"}
 def in_units(model: Any, value: float) -> str:
     """An amount of the target, in its unit where it has one."""
     unit = model.target_.column.unit if is_regression(model) else ""
-    return f"{shown(value)} {unit}".strip()
+    return f"{number_text(value)} {unit}".strip()
 
 
 # ------------------------------------------------------------------ questions and answers
 
 
-def how_good(model: Any, scores: list[Score]) -> tuple[str, str, bool]:
+def error_card(model: Any, scores: list[Score]) -> tuple[str, str, bool]:
     """The first question of a report: the error of the model beside those of other models."""
     ours, *others = scores
     count = len(ours.loss)
@@ -52,15 +52,15 @@ def how_good(model: Any, scores: list[Score]) -> tuple[str, str, bool]:
         text += "Instead, " + ", ".join(f"{score.name}: {in_units(model, score.error)}" for score in others) + "."
     else:
         right = ours.metrics["accuracy"]
-        text = f"On {count:,} rows that it has not seen, {name} is right in {percent(right)} (log loss {shown(ours.error)}). "
+        text = f"On {count:,} rows that it has not seen, {name} is right in {percent(right)} (log loss {number_text(ours.error)}). "
         text += (
             "Instead, "
             + ", ".join(
-                f"{score.name}: {percent(score.metrics['accuracy'])} ({shown(score.error)})" for score in others
+                f"{score.name}: {percent(score.metrics['accuracy'])} ({number_text(score.error)})" for score in others
             )
             + "."
         )
-    verdicts = {score.name: compared(ours, score) for score in others}
+    verdicts = {score.name: verdict_on(ours, score) for score in others}
     words = {"better": "better than", "equal": "no different, within chance, from", "worse": "worse than"}
     comparisons = []
     for verdict, phrase in words.items():
@@ -74,12 +74,12 @@ def _listed(names: list[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def trusted(model: Any, ours: Score, predictions: np.ndarray) -> tuple[str, str, bool]:
+def calibration_card(model: Any, ours: Score, predictions: np.ndarray) -> tuple[str, str, bool]:
     """The second question: whether intervals cover, or probabilities are right, as often as they promise."""
     count = len(ours.loss)
     if is_regression(model):
         covered, what = ours.metrics["coverage_90"], "interval"
-        good = likely(covered, COVERAGE, count)
+        good = within_two_errors(covered, COVERAGE, count)
         text = f"Its 90 % intervals hold the true value in {percent(covered)} of {count:,} rows."
         verdict = (
             "That is what they promise, within chance."
@@ -91,7 +91,7 @@ def trusted(model: Any, ours: Score, predictions: np.ndarray) -> tuple[str, str,
         question = "Can its intervals be trusted?"
     else:
         sure, right = float(predictions.max(1).mean()), ours.metrics["accuracy"]
-        good, what = likely(right, sure, count), "probability"
+        good, what = within_two_errors(right, sure, count), "probability"
         text = f"It is {percent(sure)} sure on average, and right in {percent(right)} of {count:,} rows."
         verdict = (
             "That agrees, within chance."
@@ -106,12 +106,12 @@ def trusted(model: Any, ours: Score, predictions: np.ndarray) -> tuple[str, str,
     return question, f"{text} {verdict}", "with care" in verdict or count < 50
 
 
-def unlike(model: Any, flagged: int, count: int) -> tuple[str, str, bool]:
+def novelty_card(model: Any, flagged: int, count: int) -> tuple[str, str, bool]:
     """The third question: how many rows are unlike the training data."""
     expected = model.estimator_.false_alarm
     share = flagged / max(count, 1)
     text = f"{flagged:,} of {count:,} rows ({percent(share)}) are flagged as unlike the training data. "
-    more = share > expected and not likely(share, expected, count)
+    more = share > expected and not within_two_errors(share, expected, count)
     text += f"Of ordinary rows {percent(expected)} would be" + (
         ": these rows differ, and what is answered of them is less sure." if more else ", so that is no surprise."
     )
@@ -200,13 +200,13 @@ def rows_table(answered: Answered, names: list[str], caption: str, *, key: str =
 
 def strange_part(answered: Answered) -> Part:
     """The rows with the highest OOD scores, and for each the column that makes it strange."""
-    strangest = answered.take(np.argsort(-answered.scores, kind="stable")[:STRANGEST])
+    strangest = answered.take(np.argsort(-answered.scores, kind="stable")[:STRANGE_ROWS])
     why = reasons(strangest.model, strangest.rows, strangest.scores)
     header = [strangest.unit, "strange column", "its value", *row_header(strangest)]
     lines = [[str(strangest.rows.places[i]), *why[i], *line] for i, line in enumerate(row_cells(strangest))]
     text = (
         "Strangeness goes from 0 to 1: at 0.95 one ordinary row in twenty looks as strange. Rows above "
-        f"{shown(strangest.model.estimator_.ood_threshold_)} are flagged. The strange column is the one whose typical value "
+        f"{number_text(strangest.model.estimator_.ood_threshold_)} are flagged. The strange column is the one whose typical value "
         "makes the row most ordinary."
     )
     return Part(
@@ -333,10 +333,14 @@ def confusion_part(answered: Answered) -> Part:
     actual, predicted = class_numbers(model, y), predictions.argmax(1)
     counts = np.zeros((len(classes), len(classes)), dtype=int)
     np.add.at(counts, (actual, predicted), 1)
-    most = np.sort(np.argsort(-(counts.sum(0) + counts.sum(1)), kind="stable")[:MOST_MATRIX])
+    most = np.sort(np.argsort(-(counts.sum(0) + counts.sum(1)), kind="stable")[:MAX_MATRIX_CLASSES])
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     rows = [[short(classes[i]), *(int(counts[i, j]) for j in most)] for i in most]
-    cut = f" The {MOST_MATRIX} most frequent of {len(classes)} classes." if len(classes) > MOST_MATRIX else ""
+    cut = (
+        f" The {MAX_MATRIX_CLASSES} most frequent of {len(classes)} classes."
+        if len(classes) > MAX_MATRIX_CLASSES
+        else ""
+    )
     table = Table(
         f"Rows of each actual class (lines) by predicted class (columns).{cut}",
         ["actual", *(short(classes[j]) for j in most)],

@@ -11,7 +11,7 @@ from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.linear_model import LogisticRegression, RidgeCV
 
 from bochner.estimators.evaluation import Forecast, class_metrics, forecast_metrics, regression_metrics
-from bochner.reports.model.rows import Rows, class_numbers, is_regression, losses, shown_values, total
+from bochner.reports.model.rows import Rows, class_numbers, is_regression, losses, mean_error, shown_values
 
 TREES = 100  # trees of the random forest
 TREE_ROWS = 5000  # most rows that a tree learns from: a report on a large table must not take long
@@ -41,15 +41,15 @@ class Score:
 def score(model: Any, name: str, metrics: dict[str, float], y: np.ndarray, predictions: np.ndarray) -> Score:
     """The score of a model from its metrics and its predictions, (n, 1 or more) or class probabilities."""
     loss = losses(model, y, predictions)
-    error = total(model, loss)
+    error = mean_error(model, loss)
     spread = float(loss.std(ddof=1)) / math.sqrt(len(loss)) if len(loss) > 1 else 0.0
     return Score(name, metrics, error, spread / (2 * error) if is_regression(model) and error else spread, loss)
 
 
-def own_score(model: Any, held: Rows, said: Forecast) -> Score:
+def own_score(model: Any, held: Rows, predicted: Forecast) -> Score:
     """The score of the reported model itself, from its forecast of the rows."""
     y: Any = held.y
-    return score(model, OURS, forecast_metrics(model.estimator_, y, said), y, shown_values(model, said))
+    return score(model, OURS, forecast_metrics(model.estimator_, y, predicted), y, shown_values(model, predicted))
 
 
 def constant_score(model: Any, name: str, known: np.ndarray, y: np.ndarray) -> Score:
@@ -113,7 +113,7 @@ def _probabilities(model: Any, name: str, y: np.ndarray, p: np.ndarray) -> Score
     return score(model, name, class_metrics(class_numbers(model, y), p), y, p)
 
 
-def compared(ours: Score, peer: Score) -> str:
+def verdict_on(ours: Score, peer: Score) -> str:
     """'better', 'equal' or 'worse': equal where the mean difference of the rows' losses is within two standard errors."""
     difference = ours.loss - peer.loss
     error = difference.std(ddof=1) / math.sqrt(len(difference)) if len(difference) > 1 else math.inf
@@ -122,7 +122,7 @@ def compared(ours: Score, peer: Score) -> str:
     return "better" if difference.mean() < 0 else "worse"
 
 
-def likely(observed: float, expected: float, count: int) -> bool:
+def within_two_errors(observed: float, expected: float, count: int) -> bool:
     """Whether a share of ``count`` rows is within two standard errors of what it should be."""
     error = math.sqrt(max(expected * (1 - expected), 0.25 / max(count, 1)) / max(count, 1))
     return abs(observed - expected) <= float(norm.ppf(0.9772)) * error

@@ -11,15 +11,16 @@ import sklearn
 import torch
 
 import bochner
+from bochner.estimators.base import as_kernels
 from bochner.estimators.evaluation import Forecast, forecast
 from bochner.members.member import describe_members
 from bochner.reports.model import parts
 from bochner.reports.model.collecting import Collected
 from bochner.reports.model.columns import (
-    BAND,
+    BAND_QUANTILES,
     CURVE_ROWS,
-    MOST_CLASSES,
-    MOST_SHUFFLED,
+    MAX_CLASSES,
+    MAX_SHUFFLED_ROWS,
     REPEATS,
     dependence,
     importance_chart,
@@ -34,20 +35,20 @@ from bochner.reports.model.rows import (
     Rows,
     is_regression,
     number,
+    number_text,
     numbers,
     percent,
     short,
-    shown,
     shown_values,
 )
 
 Say = Callable[[str], None]
-FITTED = (
+PEERS_NOTE = (
     "All models learn from the same rows and the same encoded columns; the others are scikit-learn's: ridge or logistic "
     "regression, a forest of 100 trees, and a constant. For numbers, the spread of the first two is that "
     "of their errors on rows that a fit left out. A tree sees 5000 rows at most; a forest's classes get one vote each on top."
 )
-EVALUATED = (
+CONSTANT_NOTE = (
     "The comparison knows these very rows: no constant does better on them. The report of 'bochner fit' has a linear model and a "
     "random forest beside it; they need the rows that the model learned from."
 )
@@ -69,7 +70,7 @@ class Heading:
 
 
 def measured_report(
-    model: Any, held: Rows, heading: Heading, *, said: Forecast | None = None, train: Rows | None = None, say: Say
+    model: Any, held: Rows, heading: Heading, *, predicted: Forecast | None = None, train: Rows | None = None, say: Say
 ) -> Page:
     """The report on a model for tables, from rows with known targets that it has not seen.
 
@@ -77,23 +78,26 @@ def measured_report(
         model: A fitted TableRegressor or TableClassifier.
         held: The rows.
         heading: Title and notes.
-        said: What the model says of the rows, with their targets, if that is known already.
+        predicted: What the model says of the rows, with their targets, if that is known already.
         train: The rows that the model was fitted to, if known: other models are fitted to them and compared.
         say: Called with a line of text before each step.
     """
     if held.y is None or not len(held):
         raise ValueError(f"The held parameter must hold rows and their targets, got {len(held)} rows.")
-    if said is None:
+    if predicted is None:
         say(f"the report predicts {len(held)} rows")
-        said = forecast(model.estimator_, held.clean, held.y, COVERAGE)
-    predictions = shown_values(model, said)
-    answered, ours = Answered(model, held, predictions, said.scores, heading.unit), own_score(model, held, said)
+        predicted = forecast(model.estimator_, held.clean, held.y, COVERAGE)
+    predictions = shown_values(model, predicted)
+    answered, ours = (
+        Answered(model, held, predictions, predicted.scores, heading.unit),
+        own_score(model, held, predicted),
+    )
     same = "the mean of these rows" if is_regression(model) else "class shares of these rows"
     others = peer_scores(model, train, held, say) if train else [constant_score(model, same, held.y, held.y)]
-    cards = [parts.how_good(model, [ours, *others]), parts.trusted(model, ours, predictions)]
-    cards.append(parts.unlike(model, answered.flagged, len(held)))
+    cards = [parts.error_card(model, [ours, *others]), parts.calibration_card(model, ours, predictions)]
+    cards.append(parts.novelty_card(model, answered.flagged, len(held)))
     page = Page(heading.title, _note(model, train, held), cards)
-    _add(page, "scores", parts.score_part(model, [ours, *others], FITTED if train else EVALUATED))
+    _add(page, "scores", parts.score_part(model, [ours, *others], PEERS_NOTE if train else CONSTANT_NOTE))
     names = _add_columns(page, answered, train or held, ours.loss, say)
     some = answered.spread(parts.SHOWN_ROWS)
     _add(page, "residuals", parts.residual_part(some))
@@ -136,21 +140,21 @@ def _add_columns(page: Page, answered: Answered, pool: Rows, loss: np.ndarray, s
     ranked = importances(model, held, say)
     error = parts.ERRORS[is_regression(model)]
     text = (
-        f"How much larger the {error} becomes when a column is shuffled among the held-out rows, up to {MOST_SHUFFLED} of them. "
-        f"Bars are means of {REPEATS} shuffles, whiskers a standard deviation on either side. Columns that say the same share "
-        "their importance."
+        f"How much larger the {error} becomes when a column is shuffled among the held-out rows, up to "
+        f"{MAX_SHUFFLED_ROWS} of them. Bars are means of {REPEATS} shuffles, whiskers a standard deviation on either side. "
+        "Columns that say the same share their importance."
     )
     chart = {"type": "bars", "items": importance_chart(ranked), "xlabel": f"increase of the {error}"}
     _add(page, "importance", (Part("Which columns matter", text, [("importance", "Permutation importance")]), chart))
     names = [importance.name for importance in ranked]
     classes, first = _classes(model)
     curves = dependence(model, names, pool, held, say)
+    middle = 100 * (BAND_QUANTILES[1] - BAND_QUANTILES[0])
     text = (
         f"The mean prediction of {len(held.spread(CURVE_ROWS))} rows when one column takes other values and the rest stay. The "
-        f"band, or whisker, holds the middle {100 * (BAND[1] - BAND[0]):.0f} % of these rows. It shows what the model does, not "
-        "what causes what."
+        f"band, or whisker, holds the middle {middle:.0f} % of these rows. It shows what the model does, not what causes what."
     )
-    chart = {"type": "dependence", "columns": curves, "classes": classes[:MOST_CLASSES], "first": first}
+    chart = {"type": "dependence", "columns": curves, "classes": classes[:MAX_CLASSES], "first": first}
     chart["ylabel"] = f"predicted {short(model.target_.name)}"
     _add(page, "dependence", (Part("How predictions move", text, [("dependence", "Dependence on a column")]), chart))
     say("the report moves the columns of a few rows, one at a time")
@@ -219,7 +223,7 @@ def predicted_report(model: Any, kept: Collected, heading: Heading, *, coverage:
     beginning = answered.take(first)
     card = ("What is this?", _predicted_sentence(model, kept, beginning.predictions), False)
     note = _note(model, None, rows).replace(f"{len(rows):,} rows", f"{kept.rows:,} rows")
-    page = Page(heading.title, note, [card, parts.unlike(model, kept.flagged, kept.rows)])
+    page = Page(heading.title, note, [card, parts.novelty_card(model, kept.flagged, kept.rows)])
     _add(page, "predictions", _predictions_part(model, kept, beginning.predictions, coverage))
     names = [column.name for column in model.table_.used][: parts.SHOWN_COLUMNS]
     page.parts += [parts.strange_part(answered), _rows_part(beginning, names, kept.rows), *_about(model, heading.notes)]
@@ -244,7 +248,9 @@ def _predictions_part(
     model: Any, kept: Collected, predictions: np.ndarray, coverage: float
 ) -> tuple[Part, dict[str, Any]]:
     if not is_regression(model):
-        items = [{"name": short(name), "value": count} for name, count in kept.classes.most_common(parts.MOST_MATRIX)]
+        items = [
+            {"name": short(name), "value": count} for name, count in kept.classes.most_common(parts.MAX_MATRIX_CLASSES)
+        ]
         label = "Rows by predicted class"
         return Part("Predictions", "", [("predictions", label)]), {"type": "bars", "items": items, "xlabel": "rows"}
     mean, low, high = predictions[np.argsort(predictions[:, 0], kind="stable")].T
@@ -269,13 +275,13 @@ def _about(model: Any, notes: Sequence[str]) -> list[Part]:
     columns.append([short(model.target_.name), short(f"the target, {model.target_.note}", 300)])
     table = Table("What was done with each column.", ["column", "taken as"], columns, control=len(columns) > 10)
     inner = model.estimator_
-    kernels = inner.kernel if isinstance(inner.kernel, tuple | list) else (inner.kernel,)
+    kernels = as_kernels(inner.kernel)
     settings = {
         "kernel": ", ".join(map(str, kernels)),
         "hidden layers": ", ".join(map(str, inner.hidden_layer_sizes)) or "none",
         "members": describe_members(inner.mixtures_[0].members),
         "false alarm": percent(inner.false_alarm),
-        "flagged above": shown(inner.ood_threshold_),
+        "flagged above": number_text(inner.ood_threshold_),
         "seed": str(inner.random_state),
         "budget": "none" if inner.budget is None else f"{inner.budget:.3g} s",
     }

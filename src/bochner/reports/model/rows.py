@@ -13,7 +13,7 @@ from bochner.estimators.evaluation import Forecast
 Positions = Sequence[int] | range | np.ndarray
 
 COVERAGE = 0.9  # probability of the intervals in a report
-LONGEST = 60  # most letters of a cell or name that are shown
+MAX_SHOWN_LETTERS = 60  # most letters of a cell or name that are shown
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ def is_regression(model: Any) -> bool:
     return model.target_.task == "regression"
 
 
-def shown_values(model: Any, said: Forecast) -> np.ndarray:
+def shown_values(model: Any, predicted: Forecast) -> np.ndarray:
     """The predictions of a forecast that a report shows: mean and both ends of the interval, (n, 3); or probabilities, (n, c)."""
-    return said.centres_and_ends if is_regression(model) else said.values
+    return predicted.centres_and_ends if is_regression(model) else predicted.values
 
 
 def centres(model: Any, clean: pd.DataFrame) -> np.ndarray:
@@ -113,12 +113,12 @@ def losses(model: Any, y: np.ndarray, predictions: np.ndarray) -> np.ndarray:
     return -np.log(np.maximum(probability, np.finfo(float).tiny))
 
 
-def total(model: Any, loss: np.ndarray) -> float:
+def mean_error(model: Any, loss: np.ndarray) -> float:
     """RMSE, or mean log loss, of losses of rows."""
     return math.sqrt(float(loss.mean())) if is_regression(model) else float(loss.mean())
 
 
-def short(text: Any, most: int = LONGEST) -> str:
+def short(text: Any, most: int = MAX_SHOWN_LETTERS) -> str:
     """A text on one line, cut where it is longer than ``most`` letters."""
     plain = " ".join(str(text).encode("utf-8", "replace").decode().split())
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
@@ -134,7 +134,7 @@ def numbers(values: Any) -> list[float | None]:
     return [number(float(value)) for value in values]
 
 
-def shown(value: float | None) -> str:
+def number_text(value: float | None) -> str:
     """A number as text: four digits, with commas from 10,000 on, so that a year has none."""
     if value is None or not math.isfinite(value):
         return "—"

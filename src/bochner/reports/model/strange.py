@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bochner.reports.model.rows import Rows, percent, short, shown
+from bochner.reports.model.rows import Rows, number_text, percent, short
 
-STRANGEST = 20  # rows in the table of strange rows
-CANDIDATES = 10  # columns of a row, the rarest values first, that are replaced by a typical value one at a time
-NOTICEABLE = 0.005  # least fall of the score, when a column is replaced, for the column to be named
-FAR = 3.0  # standard deviations from the mean from which on a number is called far
+STRANGE_ROWS = 20  # rows in the table of strange rows
+CANDIDATE_COLUMNS = 10  # columns of a row, the rarest values first, that are replaced by a typical value one at a time
+MIN_SCORE_FALL = 0.005  # least fall of the score, when a column is replaced, for the column to be named
+MIN_FAR_DISTANCE = 3.0  # standard deviations from the mean from which on a number is called far
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ def _value(known: Any, value: Any) -> _Value:
     away = (float(value) - known.mean) / known.scale
     side = "above" if away > 0 else "below"
     return _Value(
-        abs(away), f"{shown(float(value))}: {abs(away):.1f} standard deviations {side} the mean, {shown(known.mean)}"
+        abs(away),
+        f"{number_text(float(value))}: {abs(away):.1f} standard deviations {side} the mean, {number_text(known.mean)}",
     )
 
 
@@ -63,7 +64,7 @@ def reasons(model: Any, rows: Rows, scores: np.ndarray) -> list[tuple[str, str]]
         row = rows.clean.iloc[place]
         values = {name: _value(column, row[name]) for name, column in known.items()}
         worst = {column: max(column.outputs, key=lambda name: values[name].rarity) for column in used}
-        ordered = sorted(used, key=lambda column: -values[worst[column]].rarity)[:CANDIDATES]
+        ordered = sorted(used, key=lambda column: -values[worst[column]].rarity)[:CANDIDATE_COLUMNS]
         rarest.append([(worst[column], values[worst[column]]) for column in ordered])
         asked += [rows.clean.iloc[[place]].assign(**{n: typical[n] for n in column.outputs}) for column in ordered]
     if not asked:
@@ -75,9 +76,9 @@ def reasons(model: Any, rows: Rows, scores: np.ndarray) -> list[tuple[str, str]]
 def _reason(rarest: list[tuple[str, _Value]], falls: np.ndarray) -> tuple[str, str]:
     """The column whose replacement lowers the score most, and a description of its value."""
     best = int(np.argmax(falls))
-    if falls[best] < NOTICEABLE:
+    if falls[best] < MIN_SCORE_FALL:
         best = 0
-        if rarest[0][1].rarity < FAR:
+        if rarest[0][1].rarity < MIN_FAR_DISTANCE:
             return "several together", "no single value is rare: their combination is"
     name, value = rarest[best]
     return short(name), value.words
