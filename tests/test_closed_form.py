@@ -9,7 +9,7 @@ import scipy.stats
 import torch
 
 from bochner import Gaussian, Model, StationaryLayer
-from bochner.posteriors import closed_form, closed_form_classifier
+from bochner.posteriors import closed_form, feature_rows
 from bochner.posteriors.closed_form import ClosedForm, cholesky, dual_log_marginal, tune_marginal
 from bochner.posteriors.closed_form_classifier import ClosedFormClassifier, Solver, average_classes
 from problems import classification, data, regression
@@ -181,7 +181,7 @@ def test_class_probabilities_are_the_integral_over_gaussian_outputs():
 def test_features_that_are_too_many_to_keep_are_computed_again(monkeypatch):
     model, (x, y) = classification(), data(classes=3)
     kept = ClosedFormClassifier(model, x, y, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr(closed_form_classifier, "MAX_KEPT_FEATURES", 0)
+    monkeypatch.setattr(feature_rows, "MAX_KEPT_FEATURES", 0)
     streamed = ClosedFormClassifier(model, x, y, solver=Solver(chunk=7), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(kept.mean, streamed.mean, rtol=1e-6, atol=1e-8)
     with pytest.raises(ValueError, match=r"mean parameter must have a column for each of 4 classes, got \(12, 3\)"):

@@ -102,7 +102,7 @@ def test_features_that_are_too_many_to_keep_are_computed_again(monkeypatch):
     x = torch.from_numpy(table(30)[0])
     features = features_at(x[:10].numpy())
     kept = torch.cat(list(FeatureRows(features, x.split(8))))
-    monkeypatch.setattr("bochner.posteriors.closed_form_classifier.MAX_KEPT_FEATURES", 0)
+    monkeypatch.setattr("bochner.posteriors.feature_rows.MAX_KEPT_FEATURES", 0)
     again = FeatureRows(features, x.split(8))
     assert again.kept is None
     for _ in range(2):  # more than once
