@@ -542,6 +542,16 @@ def test_files_of_a_folder_that_do_not_fit_together(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(TableError, match="is a folder without a file that ends in"):
         open_table(tmp_path / "empty")
+    (tmp_path / "years" / "year=2025").mkdir(parents=True)
+    frame.to_parquet(tmp_path / "years" / "year=2025" / "a.parquet")
+    with pytest.raises(
+        TableError, match=r"years has tables in folders of its own, such as .*; give the pattern \S+/\*/\*\.parquet"
+    ):
+        open_table(tmp_path / "years")
+    assert len(open_table(tmp_path / "years" / "*" / "*.parquet").files) == 1
+    frame.to_csv(tmp_path / "years" / "b.csv", index=False)
+    with pytest.raises(TableError, match=r"/\*/\*\.parquet for those, or \S+/\*\.csv for the others"):
+        open_table(tmp_path / "years")
 
 
 def test_a_piece_of_another_type_is_one_line_and_no_file(tmp_path):
