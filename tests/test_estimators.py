@@ -825,7 +825,20 @@ def test_copies_of_a_row_are_still_one_row():
     first, weight = divide_common_rows(x, np.arange(40), np.array([2.0, 7.5, *[1.0] * 38]), 1.0)
     assert first[:8].tolist() == [0, 0, 1, 1, 1, 1, 1, 2]
     np.testing.assert_allclose(weight[:8], [1, 1, *[1.5] * 5, 1])
+    table = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])[np.arange(40) % 4]  # four combinations, 40 rows
+    first, weight = divide_common_rows(table, np.arange(4), np.full(4, 10.0), 1.0)
+    assert len(first) == 20
     options = {"hidden_layer_sizes": (), "random_state": 0}
     weighed = StationaryRegressor(**options).fit(x, y, np.r_[3.0, 2.0, np.ones(38)])
     copied = StationaryRegressor(**options).fit(x[np.r_[0, 0, :40, 1]], y[np.r_[0, 0, :40, 1]])
     np.testing.assert_allclose(weighed.predict(x), copied.predict(x), rtol=1e-9)
+
+
+def test_four_different_rows_are_learnt():
+    x = np.random.default_rng(0).integers(0, 2, (200, 2)).astype(float)
+    y = (x[:, 0] != x[:, 1]).astype(int)
+    options = {"hidden_layer_sizes": (), "random_state": 0}
+    assert StationaryClassifier(**options).fit(x, y).log_prob(x, y).mean() > -0.05
+    mean, std = StationaryRegressor(**options).fit(x, y.astype(float)).predict(x, return_std=True)
+    assert np.abs(mean - y).max() < 0.05
+    assert std.max() < 0.1

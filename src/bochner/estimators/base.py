@@ -390,8 +390,9 @@ def divide_common_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Merged rows, of which those that are common by nature are divided into parts of equal weight.
 
-    In a table of few different inputs, such as yes and no, equal rows are no copies: the same inputs come with other targets. If
-    all of them had to judge together, the rest would say too little about them, and every prediction would be far too unsure.
+    In a table of few different inputs, such as yes and no, equal rows are no copies: the same inputs come with other targets, or
+    there are more rows than combinations of values. If all of them had to judge together, the rest would say too little about them,
+    and every prediction would be far too unsure.
 
     Args:
         x: Inputs of all rows as numbers.
@@ -400,6 +401,7 @@ def divide_common_rows(
         unit: Weight of a single row.
     """
     _, kind = _kinds(x[first].astype(np.float64) + 0.0)
-    has_other_targets = np.bincount(kind)[kind] > 1
-    parts = np.where(has_other_targets, np.clip(np.floor(weight / unit + 1e-9), 1, MAX_PARTS), 1).astype(int)
+    combinations = sum(math.log(len(np.unique(column))) for column in x[first].T)
+    is_common = (np.bincount(kind)[kind] > 1) | (combinations <= math.log(len(x)))
+    parts = np.where(is_common, np.clip(np.floor(weight / unit + 1e-9), 1, MAX_PARTS), 1).astype(int)
     return np.repeat(first, parts), np.repeat(weight / parts, parts)
