@@ -85,7 +85,7 @@ def main() -> None:
     fitted = now(device) - start
     members = model.mixtures_[0].members
     no_keys = torch.zeros(0, dtype=torch.uint64).numpy()
-    sums = MomentCollector(model, no_keys, no_keys).empty().sums
+    sums = MomentCollector(model, no_keys, no_keys, no_keys).empty().sums
     mean, std = (torch.tensor([getattr(c, n) for c in model.columns_.columns]) for n in ("mean", "scale"))
     mean, std = mean.to(device).double(), std.to(device).double()
     weight = torch.ones(BATCH_ROWS, dtype=torch.float64, device=device)

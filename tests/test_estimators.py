@@ -17,6 +17,7 @@ from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
+from bochner.estimators.base import divide_common_rows
 from bochner.estimators.evaluation import forecast
 from bochner.members.heads import GaussianHead, sums_of
 from bochner.members.member import Inputs
@@ -787,3 +788,57 @@ def test_questions_that_have_no_answer_are_refused(fitted):
         fitted.predict(np.full((2, 2), np.inf))
     with pytest.raises(ValueError, match="requires y to be passed"):
         fitted.log_prob(x, None)
+
+
+# ------------------------------------------------------------------ few different rows
+
+
+def test_equal_rows_that_are_no_copies_may_judge_apart():
+    """Six different inputs, five different targets: their frequencies are the best forecast there is."""
+    rng = np.random.default_rng(0)
+    x = np.column_stack([rng.integers(0, 3, 3000), rng.integers(0, 2, 3000)]).astype(float)
+    y = np.clip(np.round(3 + x[:, 0] - x[:, 1] + rng.normal(size=3000)), 1, 5)
+    cell, fit, new = (x @ [2, 1]).astype(int), slice(1500), slice(1500, None)
+    counts = np.zeros((6, 5))
+    np.add.at(counts, (cell[fit], y[fit].astype(int) - 1), 1)
+    frequency = counts / counts.sum(1, keepdims=True)
+
+    options = {"hidden_layer_sizes": (), "random_state": 0}
+    classifier = StationaryClassifier(**options).fit(x[fit], y[fit])
+    best = -np.mean(np.log(frequency[cell[new], y[new].astype(int) - 1]))
+    assert -classifier.log_prob(x[new], y[new]).mean() < best + 0.015  # 0.029 above it while equal rows judged together
+    std = np.sqrt(frequency @ np.arange(1, 6) ** 2 - (frequency @ np.arange(1, 6)) ** 2)
+    regressor = StationaryRegressor(**options).fit(x[fit], y[fit])
+    ratio = regressor.predict(x[new], return_std=True)[1] / std[cell[new]]
+    assert 0.75 < ratio.min() < ratio.max() < 1.4  # 1.4 to 2.2 while equal rows judged together
+
+
+def test_copies_of_a_row_are_still_one_row():
+    """Without other targets for the same inputs, three copies are a weight of three, and nothing is divided."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 2))
+    y = np.sin(x[:, 0])
+    first, weight = divide_common_rows(x, np.arange(40), np.full(40, 3.0), 1.0)
+    np.testing.assert_array_equal(first, np.arange(40))
+    np.testing.assert_array_equal(weight, np.full(40, 3.0))
+    x[1] = x[0]  # now the first two have the same inputs and other targets
+    first, weight = divide_common_rows(x, np.arange(40), np.array([2.0, 7.5, *[1.0] * 38]), 1.0)
+    assert first[:8].tolist() == [0, 0, 1, 1, 1, 1, 1, 2]
+    np.testing.assert_allclose(weight[:8], [1, 1, *[1.5] * 5, 1])
+    table = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]])[np.arange(40) % 4]  # four combinations, 40 rows
+    first, weight = divide_common_rows(table, np.arange(4), np.full(4, 10.0), 1.0)
+    assert len(first) == 20
+    options = {"hidden_layer_sizes": (), "random_state": 0}
+    weighed = StationaryRegressor(**options).fit(x, y, np.r_[3.0, 2.0, np.ones(38)])
+    copied = StationaryRegressor(**options).fit(x[np.r_[0, 0, :40, 1]], y[np.r_[0, 0, :40, 1]])
+    np.testing.assert_allclose(weighed.predict(x), copied.predict(x), rtol=1e-9)
+
+
+def test_four_different_rows_are_learnt():
+    x = np.random.default_rng(0).integers(0, 2, (200, 2)).astype(float)
+    y = (x[:, 0] != x[:, 1]).astype(int)
+    options = {"hidden_layer_sizes": (), "random_state": 0}
+    assert StationaryClassifier(**options).fit(x, y).log_prob(x, y).mean() > -0.05
+    mean, std = StationaryRegressor(**options).fit(x, y.astype(float)).predict(x, return_std=True)
+    assert np.abs(mean - y).max() < 0.05
+    assert std.max() < 0.1

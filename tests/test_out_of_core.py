@@ -28,7 +28,7 @@ from bochner.streaming.sample import Sample
 from bochner.streaming.tables import TableSampler
 from bochner.tables.errors import TableError
 from bochner.tables.estimators import TableClassifier, TableRegressor
-from bochner.tables.fitting import read_training
+from bochner.tables.fitting import read_training, split_rows
 from bochner.tables.reading import Portion, open_table, read_table
 
 ROWS = 3000
@@ -85,6 +85,22 @@ def test_samples_of_portions_merge_and_keep_the_lowest_targets():
     assert len(y) in (50, 51, 52)
     assert set(y[:2]) == {0.0, 1.0}
     assert (np.diff(y) > 0).all()
+
+
+def test_a_key_that_is_too_large_saves_room_and_changes_nothing():
+    samples = []
+    for bound in (False, True):
+        total = Sample(50)
+        for portion in range(5):
+            part = Sample(50, total.largest_key if bound else 1.0)
+            generator = np.random.default_rng([0, portion])
+            for start in range(0, 400, 40):
+                rows = 1000 * portion + start + np.arange(40)
+                part.add((rows, (rows == 3210).astype(float)), portion, generator)
+            total.merge(part)
+        samples.append(total.in_order())
+    np.testing.assert_array_equal(*(rows for rows, _ in samples))
+    assert 3210 in samples[0][0]
 
 
 def test_few_rows_are_all_kept_in_order():
@@ -204,7 +220,7 @@ def test_class_sums_are_the_slope_and_bound_the_curvature():
     x, y = make_rows(200)
     labels = np.digitize(y, [-0.8, 0.8])
     model = StationaryClassifier(**OPTIONS | {"hidden_layer_sizes": ()}).fit(x, labels)
-    collector = MomentCollector(model, np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
+    collector = MomentCollector(model, *[np.zeros(0, dtype=np.uint64)] * 3)
     moments, weight = collector.empty(), np.linspace(0.5, 2, 200)
     collector.take(moments, x, labels, weight)
     head = model.mixtures_[0].members[0].head
@@ -226,16 +242,68 @@ def test_rows_that_judge_or_are_held_out_teach_nothing_and_are_counted():
     x, y = make_rows(300)
     model = StationaryRegressor(**OPTIONS | {"hidden_layer_sizes": ()}).fit(x, y)
     keys = row_keys(model._inputs(x).numpy(), y)
-    collector = MomentCollector(model, keys[[5, 2]], keys[10:20])
+    collector = MomentCollector(model, keys[[5, 2]], keys[10:20], keys[:0])
     moments, twice = collector.empty(), np.concatenate([x, x[:3]])
     collector.take(moments, twice, np.concatenate([y, y[:3]]), np.ones(303))
     assert moments.judging.tolist() == [1.0, 2.0]
+    assert (moments.rows, moments.held) == (303, 10)
     expected, rest = collector.empty(), np.r_[0, 1, 3, 4, 6:10, 20:300, 0, 1]
     add_sums(
         model.mixtures_, expected.sums, model._inputs(x[rest]), y[rest], torch.ones(len(rest), dtype=torch.float64)
     )
     for total, part in zip(moments.sums[0][0], expected.sums[0][0], strict=True):
         torch.testing.assert_close(total, part, rtol=1e-12, atol=1e-10)
+
+
+def test_of_common_rows_a_fifth_judges_and_a_fifth_is_held_out_whatever_the_pieces():
+    x, y = make_rows(300)
+    model = StationaryRegressor(**OPTIONS | {"hidden_layer_sizes": ()}).fit(x, y)
+    keys = row_keys(model._inputs(x).numpy(), y)
+    collector = MomentCollector(model, keys[[0, 1]], keys[[0, 2]], keys[:2])  # rows 0 and 1 are common, 2 is not
+    many = np.repeat([0, 1, 2], 5000)
+    moments, pieces = collector.empty(3), collector.empty(3)
+    collector.take(moments, x[many], y[many], np.ones(len(many)))
+    for at in np.split(many, [1, 4000, 9000]):
+        collector.take(pieces, x[at], y[at], np.ones(len(at)))
+    assert moments.judging == pytest.approx([1000, 1000], abs=100)  # 3.5 standard deviations of a binomial count
+    assert moments.held == pytest.approx(5000 + 1000, abs=100)
+    assert float(moments.sums[0][0].weight) == len(many) - moments.held - moments.judging.sum()
+    assert pieces.held == moments.held
+    np.testing.assert_array_equal(pieces.judging, moments.judging)
+    elsewhere = collector.empty(4)
+    collector.take(elsewhere, x[many], y[many], np.ones(len(many)))
+    assert elsewhere.judging.tolist() != moments.judging.tolist()
+
+
+def make_cells(rows, seed=0):
+    """Rows with six different inputs and five different targets."""
+    rng = np.random.default_rng(seed)
+    x = np.column_stack([rng.integers(0, 3, rows), rng.integers(0, 2, rows)]).astype(float)
+    return x, np.clip(np.round(3 + x[:, 0] - x[:, 1] + rng.normal(size=rows)), 1, 5)
+
+
+def test_a_table_of_few_different_rows_is_learnt():
+    """Every row of the sample judges there, and no row would be left to learn from."""
+    x, y = make_cells(20_000)
+    new_x, new_y = make_cells(4000, seed=1)
+    options = OPTIONS | {"hidden_layer_sizes": ()}
+    cell = x @ [2, 1]
+    frequency = np.array([[np.mean(y[cell == c] == v) for v in np.unique(y)] for c in range(6)])
+    std = np.array([y[cell == c].std() for c in range(6)])
+    at = (new_x @ [2, 1]).astype(int)
+
+    regressor = StationaryRegressor(**options).fit_batches(in_batches(x, y))
+    predicted = regressor.predict(new_x, return_std=True)[1]
+    assert np.abs(np.log(predicted / std[at])).max() < 0.35  # the noise of a regression is the same everywhere
+    gaussian = np.mean(
+        0.5 * np.log(2 * np.pi * std[at] ** 2) + 0.5 * ((new_y - frequency[at] @ range(1, 6)) / std[at]) ** 2
+    )
+    assert -regressor.log_prob(new_x, new_y).mean() < gaussian + 0.05
+
+    classifier = StationaryClassifier(**options).fit_batches(in_batches(x, y))
+    assert np.abs(classifier.predict_proba(new_x) - frequency[at]).max() < 0.06
+    best = -np.mean(np.log(frequency[at, new_y.astype(int) - 1]))
+    assert -classifier.log_prob(new_x, new_y).mean() < best + 0.01
 
 
 def test_weights_and_several_targets():
@@ -337,7 +405,15 @@ def test_portions_cover_every_row_once(folder):
     assert len(portions) == 6  # 600 + 400 rows of each file
     rows = [float(a) for portion in portions for piece in source.pieces(portion=portion) for a in piece.frame["a"]]
     assert rows == make_frame()["a"].tolist()
-    (piece,) = source.pieces(portion=Portion(1, (2,)))
+    assert [(portion.file, portion.start) for portion in portions] == [
+        (0, 0),
+        (0, 600),
+        (1, 0),
+        (1, 600),
+        (2, 0),
+        (2, 600),
+    ]
+    (piece,) = source.pieces(portion=Portion(1, (2,), 600))
     assert piece.places[0] == "601 of part-1.parquet"
 
 
@@ -388,16 +464,63 @@ def test_batches_that_cannot_be_used():
         model.fit_batches([(x, y)], target="y")
 
 
-def test_batches_that_change_between_the_passes():
-    class Changing:
-        passes = 0
+def test_batches_need_the_same_columns_and_may_be_lists_or_weigh_nothing():
+    x, y = make_rows(60)
+    model = StationaryRegressor(**OPTIONS | {"hidden_layer_sizes": ()})
+    lists = [(x[:30].tolist(), y[:30].tolist()), (x[30:].tolist(), y[30:].tolist(), [0.0] * 30)]
+    expected = StationaryRegressor(**model.get_params()).fit(x[:30], y[:30]).predict(x)
+    np.testing.assert_array_equal(model.fit_batches(lists).predict(x), expected)
+    frame = pd.DataFrame(x, columns=["a", "b", "c"])
+    with pytest.raises(ValueError, match="same columns in every batch, but number 1 lacks 'c'"):
+        model.fit_batches([(frame, y), (frame[["a", "b"]], y)])
+    with pytest.raises(ValueError, match="same columns in every batch, but number 1 has 'd' in addition"):
+        model.fit_batches([(frame, y), (frame.assign(d=1.0), y)])
 
-        def __iter__(self):
-            self.passes += 1
-            yield from in_batches(*make_rows(900, seed=self.passes))
 
-    with pytest.raises(ValueError, match="must give the same rows each time"):
-        StationaryRegressor(**OPTIONS | {"hidden_layer_sizes": ()}).fit_batches(Changing())
+class Changing:
+    """Batches that differ from pass to pass: other rows, or fewer."""
+
+    def __init__(self, *, fewer):
+        self.passes, self.fewer = 0, fewer
+
+    def __iter__(self):
+        self.passes += 1
+        x, y = make_rows(900, seed=0 if self.fewer else self.passes)
+        yield from in_batches(x, y)[: -self.passes + 1 if self.fewer and self.passes > 1 else None]
+
+
+def test_batches_that_change_between_the_passes_leave_the_estimator_as_it_was():
+    x, y = make_rows(80)
+    model = StationaryRegressor(**OPTIONS | {"hidden_layer_sizes": ()}).fit(x, y)
+    before = model.predict(x)
+    with pytest.raises(ValueError, match="None of the rows that judge came again: the rows must be the same"):
+        model.fit_batches(Changing(fewer=False))
+    with pytest.raises(ValueError, match=r"must give the same rows each time .* got 900 rows and then 500"):
+        model.fit_batches(Changing(fewer=True))
+    np.testing.assert_array_equal(model.predict(x), before)
+
+
+def test_a_search_for_modes_that_is_cut_short_says_so_and_keeps_the_best_weights(monkeypatch, capsys):
+    monkeypatch.setattr("bochner.streaming.learning.MAX_PASSES", 1)
+    monkeypatch.setattr("bochner.streaming.learning.MIN_GAIN", 0.0)
+    x, y = make_rows()
+    options = OPTIONS | {"hidden_layer_sizes": (), "verbose": True}
+    model = StationaryClassifier(**options).fit_batches(in_batches(x, y > 0))
+    assert "after 1 passes over all rows heads for classes are not at their modes yet" in capsys.readouterr().err
+    assert model.score(x, y > 0) > 0.93
+
+
+def test_the_lowest_targets_of_a_sample_are_never_held_out(tmp_path):
+    frame = make_frame()
+    frame["money"] = np.exp(frame["y"])
+    frame.loc[[100, 2000, 2900], "money"] = [-5.0, -4.0, -3.0]
+    frame.to_parquet(tmp_path / "t.parquet", row_group_size=500)
+    rows = read_training(tmp_path / "t.parquet", "money", ["y"], read=TableSampler("money", 600, 0, "local", [].append))
+    lowest = set(np.argsort(rows.y)[:2].tolist())
+    for seed in range(12):  # a fifth is held out: one of twelve splits would hold them both out in 0.04 of cases each
+        train, held = split_rows(rows, 0.5, seed)
+        assert lowest <= set(train.tolist())
+        assert sorted([*train, *held]) == list(range(len(rows.y)))
 
 
 def test_files_of_a_folder_that_do_not_fit_together(tmp_path):
@@ -419,6 +542,16 @@ def test_files_of_a_folder_that_do_not_fit_together(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(TableError, match="is a folder without a file that ends in"):
         open_table(tmp_path / "empty")
+    (tmp_path / "years" / "year=2025").mkdir(parents=True)
+    frame.to_parquet(tmp_path / "years" / "year=2025" / "a.parquet")
+    with pytest.raises(
+        TableError, match=r"years has tables in folders of its own, such as .*; give the pattern \S+/\*/\*\.parquet"
+    ):
+        open_table(tmp_path / "years")
+    assert len(open_table(tmp_path / "years" / "*" / "*.parquet").files) == 1
+    frame.to_csv(tmp_path / "years" / "b.csv", index=False)
+    with pytest.raises(TableError, match=r"/\*/\*\.parquet for those, or \S+/\*\.csv for the others"):
+        open_table(tmp_path / "years")
 
 
 def test_a_piece_of_another_type_is_one_line_and_no_file(tmp_path):
@@ -484,6 +617,45 @@ def test_ray_gives_the_same_answer(cluster, folder, fitted, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_worker_killed_half_way_changes_nothing_and_paths_may_be_relative(
+    cluster, folder, fitted, tmp_path, monkeypatch
+):
+    assert cluster.is_initialized()
+    marker = str(tmp_path / "died")
+
+    class DiesOnce(streamed_tables._Learning):  # a class inside a function travels to the workers as it is
+        def __call__(self, numbered):
+            if numbered[0] == 3 and not Path(marker).exists():
+                Path(marker).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__call__(numbered)
+
+    monkeypatch.setattr(streamed_tables, "_Learning", DiesOnce)
+    monkeypatch.chdir(folder.parent)  # the workers are where the cluster was started
+    done = fit_folder(Path(folder.name), tmp_path / "m.bochner", engine="ray")
+    assert Path(marker).exists()
+    frame = make_frame(100, seed=3).drop(columns="y")
+    here, there = (model.predict(frame, return_std=True) for model in (fitted.model, done.model))
+    np.testing.assert_allclose(here, there, rtol=1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_answer_does_not_depend_on_the_number_of_workers(folder, tmp_path):
+    """With trained networks too, whose features are computed in float32."""
+    ray = pytest.importorskip("ray")
+    networks = {"hidden_layer_sizes": (10, 5)}
+    frame = make_frame(100, seed=3).drop(columns="y")
+    expected = fit_folder(folder, tmp_path / "m.bochner", **networks).model.predict(frame, return_std=True)
+    for workers in (1, 2, 4):
+        ray.init(num_cpus=workers, log_to_driver=False, include_dashboard=False, logging_level="error")
+        done = fit_folder(folder, tmp_path / f"m{workers}.bochner", engine="ray", **networks)
+        ray.shutdown()
+        assert any(member.network is not None for member in done.model.estimator_.mixtures_[0].members)
+        np.testing.assert_allclose(done.model.predict(frame, return_std=True), expected, rtol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_killed_worker_is_replaced_and_an_error_is_told(cluster, tmp_path):
     assert cluster.is_initialized()
 
@@ -504,6 +676,10 @@ def test_a_killed_worker_is_replaced_and_an_error_is_told(cluster, tmp_path):
     assert (tmp_path / "died").exists()
     with pytest.raises(TableError, match="portion 3 cannot be read"):
         list(map_portions(refuse, range(6), "ray"))
+    with pytest.raises(TableError, match="A worker of Ray has died 4 times at the same portion of the table"):
+        list(map_portions(lambda _: os.kill(os.getpid(), signal.SIGKILL), [0], "ray"))
+    with pytest.raises(TableError, match="The model is on a GPU, and Ray knows of none: use --device cpu"):
+        list(map_portions(refuse, [0], "ray", gpus=1))
 
 
 # ------------------------------------------------------------------ one batch after the other

@@ -345,6 +345,7 @@ def test_more_requests_than_may_wait_are_refused(model, monkeypatch):
     answer = model.post(model.row)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json() == {"error": "Too many requests at once; try again."}
+    assert model.client.get("/health").status_code == 200  # who watches the server must not take it for dead
 
 
 def test_a_body_that_does_not_come_is_refused(monkeypatch):

@@ -38,6 +38,7 @@ from bochner.priors import spectra
 from bochner.training.threads import one_thread
 
 MAX_FACTOR = math.nextafter(1, 2)  # a forgetting factor lies below: it is at most 1
+MAX_PARTS = 5  # parts into which a common row is divided: as many as there are parts of the rows that judge
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -189,8 +190,13 @@ class StationaryEstimator(BaseEstimator):
 
         self.check_parameters()
         most, seed = (self.settings or Settings()).sample_rows, check_seed(self.random_state)
-        rest = None if self.budget is not None else lambda training: AllRowsLearner(self, training)
-        fit_batches(Batches(batches, target), most, seed, fit=self._learn, rest=rest)
+        fit_batches(
+            self,
+            Batches(batches, target),
+            most,
+            seed,
+            lambda fitted, training, sample: AllRowsLearner(fitted, training, sample[:2]),
+        )
         return self
 
     def _update(self, X: Any, y: np.ndarray, sample_weight: Any, forgetting_factor: float) -> Self:
@@ -309,7 +315,9 @@ def checked_training(estimator: StationaryEstimator, X: Any, y: np.ndarray, samp
             f"The sample_weight parameter must be positive for at least 2 rows, got {int(positive.sum())}."
         )
     with named_errors("X"):
-        first, weight = merge_equal_rows(as_codes(table[positive]), y[positive], weight[positive])
+        codes, unit = as_codes(table[positive]), float(weight[positive].min())
+        first, weight = merge_equal_rows(codes, y[positive], weight[positive])
+        first, weight = divide_common_rows(codes, first, weight, unit)
         table, y = _take(table, np.nonzero(positive)[0][first]), y[positive][first]
         columns = Columns.learn(table, weight, (estimator.settings or Settings()).unseen_rows)
         inputs = columns.transform(table)
@@ -357,14 +365,43 @@ def merge_equal_rows(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[
     """Merges rows that agree in all inputs and targets: the number of the first row of each kind, and the sum of their weights.
 
     The kinds come in an order that depends on their values alone. So a fit depends neither on the order of rows nor on whether a
-    row is repeated or has more weight, and no row judges a member that has learnt from an equal row.
+    row is repeated or has more weight, and no row judges a member that has learnt from its copy.
     """
-    entries = np.ascontiguousarray(np.column_stack([x, y.reshape(len(y), -1)]).astype(np.float64) + 0.0)  # −0 becomes 0
-    entries[np.isnan(entries)] = np.nan  # the same bits for every NaN
-    keys = entries.view(np.dtype((np.void, entries.dtype.itemsize * entries.shape[1])))[:, 0]
-    _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+    entries = np.column_stack([x, y.reshape(len(y), -1)]).astype(np.float64) + 0.0  # −0 becomes 0
+    first, number = _kinds(entries)
     # Sorted by the first columns and then the target, so that the order does not depend on units.
     order = np.lexsort(
         [entries[first, -1], *(entries[first, column] for column in reversed(range(min(3, x.shape[1]))))]
     )
-    return first[order], np.bincount(number.ravel(), weight)[order]
+    return first[order], np.bincount(number, weight)[order]
+
+
+def _kinds(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The number of the first row of each kind of equal rows, and the kind of each row."""
+    rows = np.ascontiguousarray(rows, dtype=np.float64)
+    rows[np.isnan(rows)] = np.nan  # the same bits for every NaN
+    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1])))[:, 0]
+    _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+    return first, number.ravel()
+
+
+def divide_common_rows(
+    x: np.ndarray, first: np.ndarray, weight: np.ndarray, unit: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Merged rows, of which those that are common by nature are divided into parts of equal weight.
+
+    In a table of few different inputs, such as yes and no, equal rows are no copies: the same inputs come with other targets, or
+    there are more rows than combinations of values. If all of them had to judge together, the rest would say too little about them,
+    and every prediction would be far too unsure.
+
+    Args:
+        x: Inputs of all rows as numbers.
+        first: Numbers of the merged rows, from ``merge_equal_rows``.
+        weight: Their weights.
+        unit: Weight of a single row.
+    """
+    _, kind = _kinds(x[first].astype(np.float64) + 0.0)
+    combinations = sum(math.log(len(np.unique(column))) for column in x[first].T)
+    is_common = (np.bincount(kind)[kind] > 1) | (combinations <= math.log(len(x)))
+    parts = np.where(is_common, np.clip(np.floor(weight / unit + 1e-9), 1, MAX_PARTS), 1).astype(int)
+    return np.repeat(first, parts), np.repeat(weight / parts, parts)

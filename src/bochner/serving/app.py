@@ -110,7 +110,9 @@ class _Counted:
 
         self.waiting += 1
         try:
-            if self.waiting > MAX_WAITING:
+            if (
+                self.waiting > MAX_WAITING and scope["path"] == "/predict"
+            ):  # the others cost nothing, and watchers need them
                 busy = Answer({"error": "Too many requests at once; try again."}, 503, {"Retry-After": "1"})
                 await busy(scope, receive, send_and_note)
             else:

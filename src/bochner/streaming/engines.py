@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from bochner.errors import unknown_name
+from bochner.tables.errors import TableError
 
 ENGINES = ("local", "ray")
 PORTIONS_PER_WORKER = 2  # portions that are given out before the first answer is taken
+MAX_MESSAGE = 300  # characters of Ray's message in ours
 MAX_RETRIES = 3  # times that a portion is tried again after its worker has died
 
 Portion = TypeVar("Portion")
@@ -46,8 +48,13 @@ def _with_ray(work: Callable[[Portion], Answer], portions: Iterable[Portion], gp
 
     started = not ray.is_initialized()
     if started:
-        ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        try:
+            ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise TableError(f"Ray cannot be started or reached; check RAY_ADDRESS ({error}).") from error
     try:
+        if gpus and not ray.cluster_resources().get("GPU"):
+            raise TableError("The model is on a GPU, and Ray knows of none: use --device cpu.")
         call = ray.remote(max_retries=MAX_RETRIES, num_gpus=gpus)(_apply)
         shared = ray.put(work)
         most = PORTIONS_PER_WORKER * max(1, int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1)))
@@ -71,13 +78,15 @@ def _apply(work: Callable[[Portion], Answer], portion: Portion) -> Answer:
 def _answer(reference: Any) -> Any:
     """The answer of a worker; what it raised is raised here as it was raised there."""
     import ray
-    from ray.exceptions import RayTaskError, WorkerCrashedError
+    from ray.exceptions import RayError, RayTaskError, WorkerCrashedError
 
     try:
         return ray.get(reference)
     except RayTaskError as error:
         raise error.cause from None
     except WorkerCrashedError as error:
-        raise RuntimeError(
-            f"A worker of Ray has died {MAX_RETRIES + 1} times at the same portion of the table."
+        raise TableError(
+            f"A worker of Ray has died {MAX_RETRIES + 1} times at the same portion of the table; it may lack memory."
         ) from error
+    except RayError as error:
+        raise TableError(f"Ray has failed ({' '.join(str(error).split())[:MAX_MESSAGE]}).") from error

@@ -1,5 +1,6 @@
 """A fit to rows that come in batches: a sample of them is fitted, and then the heads learn from all rows."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -33,6 +34,7 @@ from bochner.streaming.moments import (
     RegressionSums,
     add_sums,
     from_lower_half,
+    is_among,
     row_keys,
 )
 from bochner.streaming.sample import Sample
@@ -68,14 +70,21 @@ class Batches:
         self.target = target
 
     def __iter__(self) -> Iterator[Batch]:
+        names: list[str] | None = None
         for number, batch in enumerate(self._arrow_batches() if self.is_dataset else self.batches):
             if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
                 raise ValueError(
                     "The batches parameter must give tuples (X, y) or (X, y, sample_weight), got "
                     f"{type(batch).__name__} as number {number} instead."
                 )
-            X, y, weight = (*batch, None)[:3]
+            X, y, weight = (np.asarray(part) if isinstance(part, list | tuple) else part for part in (*batch, None)[:3])
             check_same_rows(len(X), len(y))
+            columns = list(map(str, getattr(X, "columns", range(np.shape(X)[1] if np.ndim(X) == 2 else 0))))
+            names = columns if names is None else names
+            if set(columns) != set(names):
+                raise ValueError(
+                    f"The batches parameter must give the same columns in every batch, {_difference(names, columns, number)}."
+                )
             yield X, y, weight
 
     def _arrow_batches(self) -> Iterator[tuple[Any, Any]]:
@@ -86,39 +95,61 @@ class Batches:
             yield frame.drop(columns=self.target), frame[self.target]
 
 
+def _difference(names: list[str], columns: list[str], number: int) -> str:
+    """What is said of a batch whose columns are not those of the first one."""
+    lacking = [name for name in names if name not in columns]
+    what = f"lacks {lacking[0]!r}" if lacking else f"has {next(c for c in columns if c not in names)!r} in addition"
+    return f"but number {number} {what}"
+
+
 def fit_batches(
+    estimator: Any,
     batches: Batches,
-    most: int,
+    max_rows: int,
     seed: int,
-    *,
-    fit: Callable[[Any, Any, Any], TrainingData],
-    rest: Callable[[TrainingData], "AllRowsLearner"] | None,
+    learn_from_all: Callable[[Any, TrainingData, Batch], "AllRowsLearner"],
 ) -> None:
-    """Fits to a sample of the rows, and lets the heads learn from all of them if there are more.
+    """Fits to a sample of the rows, and lets the heads learn from all of them if there are more and no budget forbids it.
+
+    The estimator changes only if all succeeds.
 
     Args:
+        estimator: What is fitted.
         batches: The rows.
-        most: Number of rows of the sample.
+        max_rows: Number of rows of the sample.
         seed: Seed of the sample.
-        fit: Fits to rows, targets and weights.
-        rest: Makes, after that, what learns from all rows; None where the sample is enough.
+        learn_from_all: Makes what learns from all rows, of the estimator fitted to a sample, what it was fitted to, and the sample.
     """
-    sample, generator = Sample(most), np.random.default_rng(seed)
+    sample, generator = Sample(max_rows), np.random.default_rng(seed)
     for X, y, weight in batches:
         if len(X):
-            sample.add((X, y, check_row_weights(weight, len(X))), 0, generator)
+            sample.add((X, y, _row_weights(weight, len(X))), 0, generator)
     if not sample.rows:
         raise ValueError("The batches parameter must give at least one row, got none.")
-    training = fit(*sample.in_order())
-    if sample.rows <= most or rest is None:
-        return
-    learner, learnt = rest(training), False
-    while not learnt:
-        moments = learner.collector.empty()
-        for X, y, weight in batches:
-            if len(X):
-                learner.take(moments, X, y, weight)
-        learnt = learner.finish_pass(moments)
+    fitted, rows = copy.copy(estimator), cast("Batch", sample.in_order())
+    training = fitted._learn(*rows)
+    if sample.rows > max_rows and estimator.budget is None:
+        learner, learnt = learn_from_all(fitted, training, rows), False
+        while not learnt:
+            moments = learner.collector.empty()
+            for X, y, weight in batches:
+                if len(X):
+                    learner.take(moments, X, y, weight)
+            if moments.rows != sample.rows:
+                raise ValueError(
+                    "The batches parameter must give the same rows each time that it is gone through, "
+                    f"got {sample.rows:,} rows and then {moments.rows:,}."
+                )
+            learnt = learner.finish_pass(moments)
+    vars(estimator).clear()
+    vars(estimator).update(vars(fitted))
+
+
+def _row_weights(weight: Any, rows: int) -> np.ndarray:
+    """How many rows each row of a batch stands for; a batch may be all zeros."""
+    if weight is not None and not np.any(weight):
+        return np.zeros(rows)
+    return check_row_weights(weight, rows)
 
 
 class AllRowsLearner:
@@ -127,7 +158,8 @@ class AllRowsLearner:
     Args:
         estimator: The estimator.
         training: What it was fitted to.
-        held: Rows and targets that no head may learn from, as the estimator takes them; None where there are none.
+        sample: Rows and targets of the whole sample, as the estimator takes them.
+        held: Numbers of the rows of the sample that no head may learn from.
         clean: Makes of rows and targets what the estimator takes.
     """
 
@@ -135,26 +167,32 @@ class AllRowsLearner:
         self,
         estimator: Any,
         training: TrainingData,
-        held: tuple[Any, np.ndarray] | None = None,
+        sample: tuple[Any, Any],
+        held: np.ndarray | None = None,
         clean: Callable[[Any, Any], tuple[Any, Any]] | None = None,
     ) -> None:
         self.estimator, self.training, self.clean = estimator, training, clean
         judged = estimator.mixtures_[0].judged
         self.x, self.y = training.x[judged], training.y[judged.cpu().numpy()]
-        estimator.mixtures_ = [self._without_judging(mixture) for mixture in estimator.mixtures_]
+        keys = row_keys(estimator._inputs(sample[0]).cpu().numpy(), estimator._target_numbers(sample[1]))
+        different, counts = np.unique(keys, return_counts=True)
+        common, held_keys = different[counts > 1], keys[[] if held is None else held]
+        estimator.mixtures_ = [self._without_judging(mixture, common) for mixture in estimator.mixtures_]
         self.searches = [_ModeSearch(m) if isinstance(m, ClassMixture) else None for m in estimator.mixtures_]
-        held_keys = np.zeros(0, dtype=np.uint64)
-        if held is not None and len(held[1]):
-            held_keys = row_keys(estimator._inputs(held[0]).cpu().numpy(), estimator._target_numbers(held[1]))
-        self.collector = MomentCollector(estimator, row_keys(self.x.cpu().numpy(), self.y), held_keys)
+        self.collector = MomentCollector(estimator, row_keys(self.x.cpu().numpy(), self.y), held_keys, common)
 
-    def _without_judging(self, mixture: Any) -> Any:
-        """A mixture for classes whose heads have not learnt from the rows that judge; for regression the sums leave them out."""
+    def _without_judging(self, mixture: Any, common: np.ndarray) -> Any:
+        """A mixture for classes whose heads have not learnt from the rows that judge; for regression the sums leave them out.
+
+        Of common rows most occurrences do not judge, so that the heads have learnt from them.
+        """
         if isinstance(mixture, RegressionMixture):
             return mixture
         settings = self.estimator._task(self.training).settings
         order = torch.randperm(len(self.training.x), generator=torch.Generator().manual_seed(0)).to(mixture.judged)
-        at = order[~torch.isin(order, mixture.judged)][: settings.head_rows]
+        is_common = is_among(row_keys(self.training.x.cpu().numpy(), self.training.y), common)
+        learns = ~torch.isin(order, mixture.judged) | torch.from_numpy(is_common).to(order.device)[order]
+        at = order[learns][: settings.head_rows]
         labels = torch.from_numpy(self.training.y).to(at)[at]
         targets = as_targets(labels, mixture.members[0].head.classes)
         inputs, weight = Inputs(self.training.x[at], mixture.extractors), self.training.weight[at]
@@ -172,7 +210,7 @@ class AllRowsLearner:
             X, y = self.clean(X, y)
         numbers = self.estimator._target_numbers(y)
         before = moments.rows // PROGRESS_ROWS
-        self.collector.take(moments, X, numbers, check_row_weights(weight, len(numbers)))
+        self.collector.take(moments, X, numbers, _row_weights(weight, len(numbers)))
         if moments.rows // PROGRESS_ROWS > before:
             self.estimator._say(f"the heads have learnt from {moments.rows:,} rows")
 
@@ -182,11 +220,15 @@ class AllRowsLearner:
         The rows that judge choose noise, amplitude and weights again. Then they are added.
         """
         if not (moments.judging > 0).any():
-            raise ValueError("The batches parameter must give the same rows each time that it is gone through.")
+            raise ValueError(
+                "None of the rows that judge came again: the rows must be the same each time they are read."
+            )
         estimator = self.estimator
         for number, search in enumerate(self.searches):
             sums = cast("list[ClassSums]", moments.sums[number])
-            if search is not None and not search.is_at_mode(estimator.mixtures_[number], sums, moments.rows):
+            if search is not None and not search.is_at_mode(
+                estimator.mixtures_[number], sums, moments.rows, estimator._say
+            ):
                 estimator.mixtures_[number] = search.next_mixture(estimator.mixtures_[number])
                 return False
         weight = torch.from_numpy(moments.judging).to(self.x)
@@ -201,8 +243,14 @@ class AllRowsLearner:
             sums, extra = moments.sums[number], judging.sums[number]
             y = torch.from_numpy(targets[number]).to(self.x.device)
             data = FitData(self.x, y.to(self.x), weight, plan, task)
-            learn: Any = _regression if isinstance(mixture, RegressionMixture) else _classes
-            learnt = learn(mixture, sums, extra, data)
+            if (search := self.searches[number]) is None:
+                learnt = _regression(
+                    mixture, cast("list[RegressionSums]", sums), cast("list[RegressionSums]", extra), data
+                )
+            else:
+                learnt = _classes(
+                    mixture, cast("list[ClassSums]", sums), cast("list[ClassSums]", extra), data, search.near
+                )
             mixtures.append(replace(learnt, judged=mixture.judged))
         estimator._take_mixtures(self.training, mixtures)
         return True
@@ -224,14 +272,16 @@ def _regression(
         for part in (sums, judging)
     ]
     candidates, networks = [], []
-    for member, apart, added in zip(mixture.members, *statistics, strict=True):
+    for member, teaching, judging_too in zip(mixture.members, *statistics, strict=True):
         rows, phi = data.mapped_rows(member.map), member.head.features
         if member.network is None:
-            candidates.append(_judged([JudgedPart(phi, apart, rows)], [apart + added], [member]))
+            candidates.append(_judged([JudgedPart(phi, teaching, rows)], [teaching + judging_too], [member]))
             continue
         assert mixture.extractors is not None
         deep = TrainingRows(mixture.extractors.all_rows(member.network, rows.x), rows.y, rows.weight)
-        networks.append((JudgedPart(phi, apart, deep[data.plan.folds[member.network]]), apart + added, member))
+        networks.append(
+            (JudgedPart(phi, teaching, deep[data.plan.folds[member.network]]), teaching + judging_too, member)
+        )
     if networks:
         candidates.append(_judged(*map(list, zip(*networks, strict=True))))
     return combine(data, candidates, mixture.extractors)
@@ -249,21 +299,26 @@ def _judged(parts: list[JudgedPart], totals: list[Statistics], members: list[Mem
     return Candidate(members[0].map, mean, std, left, heads)
 
 
-def _classes(mixture: ClassMixture, sums: list[ClassSums], judging: list[ClassSums], data: FitData) -> ClassMixture:
-    """A class mixture after one Newton step from sums over all rows but those that judge, and from the sums over these."""
+def _classes(
+    mixture: ClassMixture, sums: list[ClassSums], judging: list[ClassSums], data: FitData, near: bool
+) -> ClassMixture:
+    """A class mixture from sums over all rows but those that judge, and from the sums over these.
+
+    One Newton step is made from near the modes. From elsewhere a step may lead away, and the weights stay.
+    """
     labels, plan = data.y.long(), data.plan
     targets = as_targets(labels, mixture.members[0].head.classes)
     inputs = Inputs(data.x, mixture.extractors)
     single: list[tuple[list[Any], list[Any]]] = []
     networks: tuple[list[Any], list[Any]] = ([], [])
-    for member, apart, added in zip(mixture.members, sums, judging, strict=True):
+    for member, teaching, judging_too in zip(mixture.members, sums, judging, strict=True):
         deep = inputs.of(member.network)
         folds = plan.folds if member.network is None else [plan.folds[member.network]]
-        both = ClassSums(*(a + b for a, b in zip(apart, added, strict=True)))
-        without, final = _stepped(member.head, apart), _stepped(member.head, both)
+        all_rows = ClassSums(*(a + b for a, b in zip(teaching, judging_too, strict=True)))
+        taught_head, final_head = _stepped(member.head, teaching, near), _stepped(member.head, all_rows, near)
         parts, heads = networks if member.network is not None else ([], [])
-        parts += [without.predict(deep[fold]) for fold in folds]
-        heads.append((member.network, final))
+        parts += [taught_head.predict(deep[fold]) for fold in folds]
+        heads.append((member.network, final_head))
         if member.network is None:
             single.append((parts, heads))
     judged = TrainingRows(data.x, targets, data.weight)
@@ -275,17 +330,21 @@ def _classes(mixture: ClassMixture, sums: list[ClassSums], judging: list[ClassSu
 class _ModeSearch:
     """Newton's search for the modes of a class mixture's heads: a step of every head for each pass over all rows.
 
-    A step that lowers the log posterior is halved.
+    A step that lowers the log posterior is halved. After the last pass that is allowed the best weights count; where the last step
+    was a bad one, they need one more pass for their sums.
+
+    Attributes:
+        near: Whether the modes are near.
     """
 
     def __init__(self, mixture: ClassMixture) -> None:
-        self.passes = 0
+        self.passes, self.near = 0, True
         self.value = [-math.inf] * len(mixture.members)
         self.weights = [member.head.weights for member in mixture.members]  # the best so far
         self.next_weights = list(self.weights)
 
-    def is_at_mode(self, mixture: ClassMixture, sums: list[ClassSums], rows: int) -> bool:
-        """Takes the sums at the mixture's weights; whether the next steps would hardly change a probability."""
+    def is_at_mode(self, mixture: ClassMixture, sums: list[ClassSums], rows: int, say: Callable[[str], None]) -> bool:
+        """Takes the sums at the mixture's weights; whether the next steps would hardly change a probability, or are not allowed."""
         self.passes += 1
         largest = 0.0
         for number, (member, total) in enumerate(zip(mixture.members, sums, strict=True)):
@@ -299,7 +358,12 @@ class _ModeSearch:
             slope = total.slope - weights / head.amplitude**2
             largest = max(largest, 0.5 * float((slope * (stepped - weights)).sum()) / rows)
             self.value[number], self.weights[number], self.next_weights[number] = value, weights, stepped
-        return largest < MIN_GAIN or self.passes == MAX_PASSES
+        if largest >= MIN_GAIN and self.passes == MAX_PASSES:
+            say(
+                f"after {MAX_PASSES} passes over all rows heads for classes are not at their modes yet; the best so far count"
+            )
+            self.next_weights, self.near = list(self.weights), False
+        return largest < MIN_GAIN or self.passes > MAX_PASSES or (self.passes == MAX_PASSES and largest < math.inf)
 
     def next_mixture(self, mixture: ClassMixture) -> ClassMixture:
         """The mixture at the next weights."""
@@ -310,8 +374,9 @@ class _ModeSearch:
         return replace(mixture, members=members)
 
 
-def _stepped(head: SoftmaxHead, sums: ClassSums) -> SoftmaxHead:
-    """A head after one Newton step on the rows of the sums, to which its prior is added."""
+def _stepped(head: SoftmaxHead, sums: ClassSums, moves: bool = True) -> SoftmaxHead:
+    """A head with the rows of the sums, after one Newton step on them and its prior; or with its weights as they are."""
     precision = from_lower_half(sums.curvature)
     precision.diagonal().add_(head.amplitude**-2)
-    return head.newton_step(from_lower_half(sums.gram), precision, sums.slope - head.weights / head.amplitude**2)
+    slope = sums.slope - head.weights / head.amplitude**2
+    return head.newton_step(from_lower_half(sums.gram), precision, slope if moves else torch.zeros_like(slope))

@@ -20,6 +20,7 @@ GPU_CHUNK_ROWS = 131_072  # rows whose features a GPU computes at a time: produc
 FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
 SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
 COLUMN_STEP = np.uint64(0x9E3779B97F4A7C15)  # difference of what two columns are shifted by
+COMMON_SHARE = 0.2  # share of the occurrences of a common row that are held out, and share that judge
 
 
 def row_keys(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -72,21 +73,26 @@ Sums = RegressionSums | ClassSums
 
 @dataclass
 class Moments:
-    """Sums over rows for the heads of an estimator.
+    """Sums over rows of one portion of a table, or of several, for the heads of an estimator.
 
     Attributes:
+        portion: Number of the portion, or of the first one.
         rows: Number of rows.
+        held: Number of rows that are held out.
         sums: The sums of every member of every mixture.
         judging: Total weight of the rows that are equal to each row that judges, (n,).
     """
 
+    portion: int
     rows: int
+    held: int
     sums: list[list[Sums]]
     judging: np.ndarray
 
     def add(self, other: "Moments") -> None:
         """Adds the sums over other rows."""
         self.rows += other.rows
+        self.held += other.held
         self.judging += other.judging
         for mixture, others in zip(self.sums, other.sums, strict=True):
             for member, more in zip(mixture, others, strict=True):
@@ -97,28 +103,33 @@ class Moments:
 class MomentCollector:
     """Takes the sums of an estimator's heads over rows, without those that judge the heads or are held out.
 
+    A row that is equal to one that judges may be a copy of it, and then judges with it; the same goes for rows held out. But in a
+    table of few different rows, equality tells nothing, and nothing would be left to learn from. So of *common* rows, of which the
+    sample has more than one, a random fifth judges and another one is held out.
+
     Args:
         estimator: A fitted StationaryRegressor or StationaryClassifier.
         judging: Keys of the rows that judge.
         held: Keys of the rows that are held out.
+        common: Keys of rows of which the sample has more than one.
     """
 
-    def __init__(self, estimator: Any, judging: np.ndarray, held: np.ndarray) -> None:
+    def __init__(self, estimator: Any, judging: np.ndarray, held: np.ndarray, common: np.ndarray) -> None:
         self.estimator = estimator
-        self.held = np.unique(held)
+        self.held, self.common = np.unique(held), np.unique(common)
         self.order = np.argsort(judging, kind="stable")
         self.judging = judging[self.order]
 
-    def empty(self) -> Moments:
-        """Sums over no rows."""
+    def empty(self, portion: int = 0) -> Moments:
+        """Sums over no rows, to which those of a portion will be added."""
         device = torch.device(self.estimator._device())
         sums = [
             [_no_sums(mixture, member, device) for member in mixture.members] for mixture in self.estimator.mixtures_
         ]
-        return Moments(0, sums, np.zeros(len(self.judging)))
+        return Moments(portion, 0, 0, sums, np.zeros(len(self.judging)))
 
     def take(self, moments: Moments, X: Any, y: np.ndarray, weight: np.ndarray) -> None:
-        """Adds the sums over some rows.
+        """Adds the sums over the next rows of a portion.
 
         Args:
             moments: What is added to.
@@ -128,14 +139,34 @@ class MomentCollector:
         """
         x = self.estimator._inputs(X)
         keys = row_keys(x.cpu().numpy(), y)
+        held, judges = is_among(keys, self.held), is_among(keys, self.judging)
+        common = is_among(keys, self.common)
+        if common.any():
+            chance = _row_chances(moments.portion, moments.rows, len(keys))
+            held &= ~common | (chance < COMMON_SHARE)
+            judges &= ~common | (chance >= 1 - COMMON_SHARE)
         moments.rows += len(y)
-        at = np.searchsorted(self.judging, keys).clip(max=max(0, len(self.judging) - 1))
-        judges = self.judging[at] == keys if len(self.judging) else np.zeros(len(keys), dtype=bool)
-        np.add.at(moments.judging, self.order[at[judges]], weight[judges])
-        learns = np.nonzero(~judges & ~np.isin(keys, self.held) & (weight > 0))[0]
+        moments.held += int(held.sum())
+        at = np.searchsorted(self.judging, keys[judges])
+        np.add.at(moments.judging, self.order[at], weight[judges])
+        learns = np.nonzero(~judges & ~held & (weight > 0))[0]
         at_device = torch.from_numpy(learns).to(x.device)
         weights = torch.from_numpy(weight[learns]).to(x)
         add_sums(self.estimator.mixtures_, moments.sums, x[at_device], y[learns], weights)
+
+
+def is_among(keys: np.ndarray, sorted_keys: np.ndarray) -> np.ndarray:
+    """Which keys are among others, which are sorted."""
+    if not len(sorted_keys):
+        return np.zeros(len(keys), dtype=bool)
+    at = np.searchsorted(sorted_keys, keys).clip(max=len(sorted_keys) - 1)
+    return sorted_keys[at] == keys
+
+
+def _row_chances(portion: int, first: int, count: int) -> np.ndarray:
+    """A random number between 0 and 1 for each of the rows of a portion from a given one on, the same in every pass."""
+    numbers = np.arange(first, first + count, dtype=float)
+    return row_keys(numbers[:, None], np.full(count, float(portion))) / 2.0**64
 
 
 def add_sums(mixtures: list[Any], sums: list[list[Sums]], x: Tensor, y: np.ndarray, weight: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Tables in files that are larger than memory: a sample of their rows, and what the heads learn from all rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,14 +23,14 @@ class TableSampler:
 
     Attributes:
         target: Name of the target.
-        most: Largest number of rows in memory.
+        max_rows: Largest number of rows in memory.
         seed: Seed of the sample.
         engine: "local" or "ray".
         say: Shows a line to the user.
     """
 
     target: str
-    most: int
+    max_rows: int
     seed: int
     engine: str
     say: Callable[[str], None]
@@ -43,7 +43,7 @@ class TableSampler:
             if piece.places:
                 pieces.append(piece)
                 count += len(piece.places)
-            if count > self.most:
+            if count > self.max_rows:
                 break
         else:
             if not pieces:
@@ -53,10 +53,21 @@ class TableSampler:
         return self._sampled(source)
 
     def _sampled(self, source: Source) -> tuple[Piece, int]:
-        self.say(f"more than {self.most:,} rows: drawing a sample of them, from which columns and networks are learnt")
-        sample, bad = Sample(self.most), []
-        draw = _Drawing(source, self.target, self.most, self.seed)
-        for drawn, bad_rows in map_portions(draw, enumerate(source.portions(PORTION_ROWS)), self.engine):
+        self.say(
+            f"more than {self.max_rows:,} rows: drawing a sample of them, from which columns and networks are learnt"
+        )
+        sample, bad = Sample(self.max_rows), []
+        draw = _Drawing(source.resolved(), self.target, self.max_rows, self.seed)
+
+        def portions() -> Iterator[tuple[int, Portion, float]]:
+            for number, portion in enumerate(source.portions(PORTION_ROWS)):
+                yield (
+                    number,
+                    portion,
+                    sample.largest_key,
+                )  # so that a portion sends few rows that the sample will not keep
+
+        for drawn, bad_rows in map_portions(draw, portions(), self.engine):
             sample.merge(drawn)
             bad += bad_rows
         source.bad[:] = bad
@@ -70,12 +81,12 @@ class _Drawing:
 
     source: Source
     target: str
-    most: int
+    max_rows: int
     seed: int
 
-    def __call__(self, numbered: tuple[int, Portion]) -> tuple[Sample, list[BadRow]]:
-        number, portion = numbered
-        source, sample = replace(self.source, notes=[], bad=[]), Sample(self.most)
+    def __call__(self, task: tuple[int, Portion, float]) -> tuple[Sample, list[BadRow]]:
+        number, portion, largest_key = task
+        source, sample = replace(self.source, notes=[], bad=[]), Sample(self.max_rows, largest_key)
         generator = np.random.default_rng([self.seed, number])
         for piece in source.pieces(portion=portion):
             if piece.places:
@@ -92,12 +103,14 @@ class _Learnt:
         changes: What differs from the sample.
         bad: Rows that cannot be used.
         unknown: Number of rows of classes that the sample lacks.
+        read: Number of rows, usable or not.
     """
 
     moments: Moments
     changes: Changes
     bad: list[BadRow]
     unknown: int = 0
+    read: int = 0
 
     def add(self, other: "_Learnt") -> None:
         """Adds what another portion gives."""
@@ -105,6 +118,7 @@ class _Learnt:
         self.changes.add_all(other.changes)
         self.bad += other.bad
         self.unknown += other.unknown
+        self.read += other.read
 
 
 @dataclass(frozen=True)
@@ -115,9 +129,10 @@ class _Learning:
     table: TrainingTable
     collector: MomentCollector
 
-    def __call__(self, portion: Portion) -> _Learnt:
+    def __call__(self, numbered: tuple[int, Portion]) -> _Learnt:
+        number, portion = numbered
         source, table, collector = replace(self.source, notes=[], bad=[]), self.table, self.collector
-        learnt = _Learnt(collector.empty(), Changes(), source.bad)
+        learnt = _Learnt(collector.empty(number), Changes(), source.bad)
         classes = getattr(collector.estimator, "classes_", None)
         for piece in source.pieces(portion=portion):
             if not piece.places:
@@ -129,6 +144,7 @@ class _Learning:
             except TableError as error:
                 where = f"{source.path}, from {source.unit} {piece.places[0]} on: "
                 raise TableError(*(where + problem for problem in error.problems)) from error
+            learnt.read += len(piece.places)
             learnt.unknown += int((~known).sum())
             if known.any():
                 numbers = collector.estimator._target_numbers(y[known])
@@ -149,21 +165,25 @@ def learn_from_all(
         say: Shows a line to the user.
     """
     source, estimator = table.source, fitted.estimator.estimator_
-    learner = AllRowsLearner(estimator, fitted.training, (fitted.clean.iloc[fitted.held], table.y[fitted.held]))
+    rows = np.concatenate([fitted.train, fitted.held])
+    held = np.arange(len(fitted.train), len(rows))
+    learner = AllRowsLearner(estimator, fitted.training, (fitted.clean.iloc[rows], table.y[rows]), held)
     slim = replace(table, frame=table.frame.iloc[:0], groups=table.groups[:0], places=table.places[:0])
     while True:
-        work = _Learning(source, slim, learner.collector)
+        work = _Learning(source.resolved(), slim, learner.collector)
         total = _Learnt(learner.collector.empty(), Changes(), [])
         gpus = int(estimator._device() == "cuda")
-        for learnt in map_portions(work, source.portions(PORTION_ROWS), engine, gpus):
+        for learnt in map_portions(work, enumerate(source.portions(PORTION_ROWS)), engine, gpus):
             total.add(learnt)
             say(f"the heads have learnt from {total.moments.rows:,} of {table.rows:,} rows")
+        if total.read != table.rows:
+            raise TableError(f"{source.path} has changed: it had {table.rows:,} rows at first, and now {total.read:,}.")
         source.bad[:] = table.bad[:] = total.bad
         if not skip_bad:
             source.check_bad()
         if learner.finish_pass(total.moments):
             break
-    fitted.learnt = total.moments.rows - len(fitted.held)
+    fitted.learnt = total.moments.rows - total.moments.held
     table.notes += total.changes.lines()
     if total.unknown:
         table.notes.append(f"{total.unknown} rows are of classes that the sample lacks; they are left out")

@@ -61,12 +61,17 @@ class ArrowFile:
         return [name for name in self.schema.names if not _is_index(name, self.schema)]
 
     @property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        return self._file.num_row_groups if self._is_parquet else self._file.num_record_batches
+
+    @property
     def block_rows(self) -> list[int]:
         """Number of rows of each block."""
         if self._is_parquet:
-            about = self._file.metadata
-            return [about.row_group(block).num_rows for block in range(about.num_row_groups)]
-        return [self._file.get_batch(block).num_rows for block in range(self._file.num_record_batches)]
+            return [self._file.metadata.row_group(block).num_rows for block in range(self.blocks)]
+        with self._errors():
+            return [self._file.get_batch(block).num_rows for block in range(self.blocks)]
 
     def nested_columns(self) -> list[tuple[str, str]]:
         """Columns whose values have no form in text, such as lists, and their types."""

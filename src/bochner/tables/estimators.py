@@ -94,14 +94,14 @@ class _TableEstimator(BaseEstimator):
 
         self.check_parameters()
 
-        def clean(X: Any, y: Any) -> tuple[Any, Any]:
-            return self.table_.transform(as_frame(X)), self._read_target(X, y)
+        def learner(fitted: Any, training: TrainingData, sample: Any) -> AllRowsLearner:
+            def clean(X: Any, y: Any) -> tuple[Any, Any]:
+                return fitted.table_.transform(as_frame(X)), fitted._read_target(X, y)
+
+            return AllRowsLearner(fitted.estimator_, training, clean(*sample[:2]), clean=clean)
 
         most, seed = (self.settings or Settings()).sample_rows, check_seed(self.random_state)
-        rest = (
-            None if self.budget is not None else lambda training: AllRowsLearner(self.estimator_, training, clean=clean)
-        )
-        fit_batches(Batches(batches, target), most, seed, fit=self._learn, rest=rest)
+        fit_batches(self, Batches(batches, target), most, seed, learner)
         return self
 
     def _read_target(self, X: Any, y: Any) -> np.ndarray:

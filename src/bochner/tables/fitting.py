@@ -22,6 +22,7 @@ from bochner.tables.table import MAX_INPUTS, Signs, Table
 from bochner.tables.targets import Target
 
 MIN_ROWS = 10  # rows that a fit needs
+LOWEST_ROWS = 2  # rows with the lowest targets of a sample that are never held out
 NAME_ROWS = 20  # first rows among which the name of a target is looked for that is no column
 FOOTER_WORDS = frozenset({"total", "totals", "sum", "summe", "gesamt", "итого", "average", "mean"})
 
@@ -262,12 +263,22 @@ def split_rows(table: TrainingTable, share: float, seed: int) -> tuple[np.ndarra
     """
     if share == 0:
         return np.arange(len(table.y)), np.arange(0)
-    groups, first = np.unique(table.groups, return_index=True)
-    y, classification = table.y[first], table.target.task == "classification"
+    classification, may_be_held = table.target.task == "classification", np.ones(len(table.y), dtype=bool)
+    if table.sampled and not classification:  # the lowest targets say whether a logarithm may be taken of all targets
+        may_be_held = ~np.isin(table.groups, table.groups[np.argsort(table.y)[:LOWEST_ROWS]])
+    groups, first = np.unique(table.groups[may_be_held], return_index=True)
+    if len(groups) < 2:
+        raise TableError("All rows are the same, so none can be held out; fit to all with --test 0.")
+    y = table.y[may_be_held][first]
     counts = np.unique(y, return_counts=True)[1] if classification else np.array([2])
-    tests = max(1, round(share * len(groups)))
-    stratify = y if classification and counts.min() >= 2 and tests >= len(counts) else None
-    _, held = train_test_split(np.arange(len(groups)), test_size=tests, random_state=seed, stratify=stratify)
+    tests = min(max(1, round(share * len(groups))), len(groups) - 1)
+    every_class = counts.min() >= 2 and min(tests, len(groups) - tests) >= len(counts)
+    _, held = train_test_split(
+        np.arange(len(groups)),
+        test_size=tests,
+        random_state=seed,
+        stratify=y if classification and every_class else None,
+    )
     out = np.isin(table.groups, groups[held])
     return np.nonzero(~out)[0], np.nonzero(out)[0]
 

@@ -29,6 +29,16 @@ def files_of(path: Path) -> list[Path]:
     """
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if _is_visible_table(file))
+        inner = next(
+            (file for file in sorted(path.glob("*/*")) if _is_visible_table(file) and file.parent.name[0] not in "._"),
+            None,
+        )
+        if inner is not None:
+            kind = suffix_of(inner)
+            choice = f"{path}/*/*{kind}" + (
+                f" for those, or {path}/*{suffix_of(files[0])} for the others" if files else ""
+            )
+            raise TableError(f"{path} has tables in folders of its own, such as {inner}; give the pattern {choice}.")
         if not files:
             raise TableError(f"{path} is a folder without a file that ends in one of {', '.join(SUFFIXES)}.")
     elif not path.exists() and any(character in str(path) for character in PATTERN_CHARACTERS):

@@ -80,29 +80,30 @@ class TableFile:
         stripped = [name.strip() for name in self.header]
         return [name or f"unnamed {number}" for number, name in enumerate(stripped, start=1)]
 
-    @property
+    @cached_property
     def block_rows(self) -> list[int] | None:
-        """Numbers of rows in the blocks that can be read apart from each other; None where there are none."""
+        """Numbers of rows in the blocks that can be read apart from each other; None where there are none.
+
+        They are counted once: a packed Feather file has to be unpacked for it.
+        """
         return binary_files.ArrowFile(self.path).block_rows if suffix_of(self.path) in ARROW_SUFFIXES else None
 
-    def pieces(self, rows: int, bad: list[BadRow], blocks: Sequence[int] | None = None) -> Iterator[Piece]:
-        """The rows of the file or of some of its blocks, a number of rows at a time; bad rows are added to ``bad``."""
+    def pieces(self, rows: int, bad: list[BadRow], portion: "Portion | None" = None) -> Iterator[Piece]:
+        """The rows of the file or of a portion of it, a number of rows at a time; bad rows are added to ``bad``."""
         if self.dialect is not None:
             yield from self._text_pieces(self.dialect, rows, bad)
         elif suffix_of(self.path) in ARROW_SUFFIXES:
-            yield from self._arrow_pieces(rows, blocks)
+            yield from self._arrow_pieces(rows, portion)
         else:
             texts = binary_files.read_excel(self.path)[0].iloc[1:].set_axis(self.names, axis=1)
             for start in range(0, len(texts), rows):
                 part = texts.iloc[start : start + rows]
                 yield Piece(part.reset_index(drop=True), [int(row) + 1 for row in part.index])
 
-    def _arrow_pieces(self, rows: int, blocks: Sequence[int] | None) -> Iterator[Piece]:
-        file = binary_files.ArrowFile(self.path)
-        counts = file.block_rows
-        blocks = range(len(counts)) if blocks is None else blocks
-        start = sum(counts[: blocks[0]]) + 1 if len(blocks) else 1
-        for table in file.read(blocks, rows):
+    def _arrow_pieces(self, rows: int, portion: "Portion | None") -> Iterator[Piece]:
+        file, start = binary_files.ArrowFile(self.path), 1 if portion is None else portion.start + 1
+        blocks = None if portion is None else portion.blocks
+        for table in file.read(range(file.blocks) if blocks is None else blocks, rows):
             frame = file.as_columns(table).set_axis(self.names, axis=1)
             yield Piece(frame, list(range(start, start + len(frame))), table)
             start += len(frame)
@@ -131,10 +132,12 @@ class Portion:
     Attributes:
         file: Number of the file.
         blocks: Numbers of its blocks; None for the whole file.
+        start: Number of rows of the file before them.
     """
 
     file: int
     blocks: tuple[int, ...] | None = None
+    start: int = 0
 
 
 @dataclass
@@ -173,13 +176,17 @@ class Source:
         """What the places of rows count: "line" or "row"."""
         return "row" if self.dialect is None else "line"
 
+    def resolved(self) -> "Source":
+        """The same table under paths that do not depend on the folder of the process: workers may be in another one."""
+        return replace(self, files=[replace(file, path=file.path.resolve()) for file in self.files])
+
     def pieces(self, rows: int | None = None, portion: Portion | None = None) -> Iterator[Piece]:
         """The table or a portion of it from its beginning, some rows at a time; bad rows are put aside."""
         self.bad.clear()
         several = len(self.files) > 1
         for file in self.files if portion is None else [self.files[portion.file]]:
             bad: list[BadRow] = []
-            for piece in file.pieces(rows or CHUNK_ROWS, bad, None if portion is None else portion.blocks):
+            for piece in file.pieces(rows or CHUNK_ROWS, bad, portion):
                 if several:
                     piece = self._placed(piece, file)
                 self._put_aside(bad, file if several else None)
@@ -211,7 +218,7 @@ class Source:
             first = 0
             for block in range(len(counts)):
                 if sum(counts[first : block + 1]) >= rows or block == len(counts) - 1:
-                    portions.append(Portion(number, tuple(range(first, block + 1))))
+                    portions.append(Portion(number, tuple(range(first, block + 1)), sum(counts[:first])))
                     first = block + 1
         return portions
 
