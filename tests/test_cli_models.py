@@ -16,6 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from bochner.cli import app, jobs
+from bochner.cli import models as models_module
 from bochner.estimators import StationaryRegressor
 from bochner.members.member import Member, describe_members
 from bochner.storage import load, save
@@ -138,6 +139,60 @@ def test_evaluate_and_info(models, tmp_path):
     assert (about["kernel"], about["hidden_layer_sizes"], about["false_alarm"]) == ("matern32", [200, 200, 25], 0.05)
     assert about["members"] == "1 on the columns (1.00)"
     assert "noise" in run("info", models / "number.bochner").stdout
+
+
+OUTPUTS = {
+    "packed text": (["t.csv.gz"], "t.csv.gz", "t-predictions.csv"),
+    "packed tabs": (["t.tsv.gz"], "t.tsv.gz", "t-predictions.tsv"),
+    "Feather": (["t.feather"], "t.feather", "t-predictions.parquet"),
+    "Excel": (["t.xlsx"], "t.xlsx", "t-predictions.csv"),
+    "a name in capitals": (["T.CSV"], "T.CSV", "T-predictions.csv"),
+    "two dots": (["a.b.csv"], "a.b.csv", "a.b-predictions.csv"),
+    "a folder": (["in/rides/a.csv", "in/rides/b.csv"], "in/rides/", "in/rides-predictions.csv"),
+    "a folder of Parquet": (["rides/a.parquet"], "rides", "rides-predictions.parquet"),
+    "a pattern": (["in/part-1.csv", "in/part-2.csv"], "in/part-*.csv", "predictions.csv"),
+    "a pattern of Parquet": (["part-1.parquet"], "part-?.parquet", "predictions.parquet"),
+}
+
+
+def write_as(frame, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = path.name.lower().removesuffix(".gz").rpartition(".")[2]
+    if kind in ("csv", "tsv"):
+        frame.to_csv(path, index=False, sep="\t" if kind == "tsv" else ",")
+    else:
+        getattr(frame, {"feather": "to_feather", "parquet": "to_parquet"}[kind])(path)
+
+
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_predictions_go_beside_the_table_where_no_output_is_named(case, models, tmp_path, monkeypatch):
+    inputs, table, out = OUTPUTS[case]
+    monkeypatch.chdir(tmp_path)
+    frame = houses(12, seed=1).drop(columns="price")
+    if case == "Excel":
+        pytest.importorskip("openpyxl")
+        frame.to_excel(inputs[0], index=False)
+    else:
+        for path in inputs:
+            write_as(frame, Path(path))
+    for _ in range(2):  # the output of the first run is no input of the second one
+        result = run("predict", models / "number.bochner", table, "--json")
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["out"] == out
+        assert json.loads(result.stdout)["rows"] == 12 * len(inputs)
+        assert sorted(str(path) for path in Path().rglob("*.*")) == sorted([*inputs, out])
+
+
+def test_bad_rows_of_folders_and_patterns_are_listed_under_a_plain_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for table, name in (
+        ("t.csv.gz", "t-bad-rows.csv"),
+        ("part-*.csv", "bad-rows.csv"),
+        (".", f"{tmp_path.name}-bad-rows.csv"),
+    ):
+        assert models_module._bad_rows_file(Path(table), True, Path("in/m.bochner")) == Path("in") / name
+    assert models_module._bad_rows_file(Path("in/t.csv"), True) == Path("in/t-bad-rows.csv")
+    assert models_module._bad_rows_file(Path("in/t.csv"), False) is None
 
 
 def test_members_are_counted_by_what_they_stand_on():
@@ -550,9 +605,7 @@ def test_evaluate_and_predict_write_reports(kind, models, tmp_path):
     assert result.exit_code == 0, result.stderr
     assert f"written: {report}" in result.stdout
     assert "bochner: the report shuffles 5 columns of 60 rows" in result.stderr
-    assert all(
-        text in report.read_text() for text in ("On 60 rows that it has not seen", "The worst errors", "What if")
-    )
+    assert all(text in report.read_text() for text in (f"On the 60 rows of {kind}.csv", "The worst errors", "What if"))
     out = ["--out", tmp_path / "o.csv", "--report", report]
     result = run("predict", models / f"{kind}.bochner", table, *out)
     assert result.exit_code == 0, result.stderr
@@ -561,6 +614,51 @@ def test_evaluate_and_predict_write_reports(kind, models, tmp_path):
     assert "for 60 rows" in page
     assert "The strangest rows" in page
     assert "The worst errors" not in page
+
+
+@pytest.mark.parametrize("column", ["area", "kind"])
+def test_a_column_that_is_empty_in_the_new_file_is_no_reason_to_stop(column, models, tmp_path):
+    houses(40, seed=3).assign(**{column: ""}).to_csv(tmp_path / "t.csv", index=False)
+    result = run("evaluate", models / "number.bochner", tmp_path / "t.csv", "--report", tmp_path / "r.html")
+    assert result.exit_code == 0, result.output
+    assert "On the 40 rows of t.csv" in (tmp_path / "r.html").read_text()
+
+
+def _failing(*_, **__):
+    raise IndexError("a report that fails")
+
+
+def test_where_a_report_fails_metrics_and_model_are_there_nevertheless(models, tmp_path, monkeypatch):
+    monkeypatch.setattr("bochner.reports.model.measured_report", _failing)
+    report = ["--report", tmp_path / "r.html"]
+    result = run("evaluate", models / "number.bochner", models / "number.csv", *report)
+    assert isinstance(result.exception, IndexError)
+    assert "root mean squared error" in result.stdout
+    out = tmp_path / "m.bochner"
+    result = run("fit", models / "number.csv", "--target", "price", "--out", out, "--hidden", "", *report, *FAST)
+    assert isinstance(result.exception, IndexError)
+    assert run("info", out).exit_code == 0
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_the_report_of_a_sample_says_which_rows_are_learnt_from(tmp_path, monkeypatch):
+    monkeypatch.setattr("bochner.estimators.Settings", lambda: SimpleNamespace(sample_rows=100))
+    frame = houses(300)
+    frame.assign(price=frame["price"].round(-5)).to_csv(tmp_path / "t.csv", index=False)
+    words = ["fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "m", "--hidden", "", *FAST]
+    words += ["--task", "regression", "--report", tmp_path / "r.html"]
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "r.html").read_text()
+    learnt, held = map(int, re.search(r"(\d+) rows learned from, (\d+) held out", page).groups())
+    text = rf"heads of this model learn from {learnt} rows, its columns and networks from a sample of (\d+)\."
+    sample = int(re.search(text, page)[1])
+    assert learnt + held == 300
+    assert 100 <= sample + held < 110
+    assert "All models learn" not in page
+    # With a budget the heads learn from the sample only.
+    assert run(*words, "--budget", "60").exit_code == 0
+    assert f"{sample} rows learned from, {held} held out" in (tmp_path / "r.html").read_text()
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(models, tmp_path):
@@ -615,14 +713,25 @@ def test_where_time_is_short_as_many_rows_are_measured_as_there_is_time_for(monk
     assert len(jobs._in_time(parts, 1.5)) == 256  # late, and measured nevertheless
 
 
-def test_a_budget_that_was_too_short_is_said(tmp_path, monkeypatch):
+@pytest.mark.parametrize("report", [False, True])
+def test_a_budget_that_was_too_short_is_said(report, tmp_path, monkeypatch):
     monkeypatch.setattr("bochner.cli.models.start_time", lambda: time.perf_counter() - 100)
     houses(1400).to_csv(tmp_path / "t.csv", index=False)
     words = ("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "m", "--test", "0.4", "--hidden", "")
-    result = run(*words, "--budget", "5", *FAST)
+    result = run(*words, "--budget", "5", *FAST, *(["--report", tmp_path / "r.html"] if report else []))
     assert result.exit_code == 0, result.stderr
-    assert re.search(r"5 s were too few: to start and read the table took 100\.\d s", result.stderr)
+    parts = r"starting and reading 100\.\d s, fitting \d+\.\d s, measuring and writing \d+\.\d s"
+    found = re.search(rf"5 s were too few, the model took (1\d\d\.\d) s: {parts}\n", result.stderr)
+    assert found is not None, result.stderr
     assert "on held-out rows, 256 of 560 for the time:" in result.stdout
+
+
+def test_the_note_on_a_budget_says_where_the_time_went(capsys):
+    models_module._note_overrun(10, {"starting and reading": 2.0, "fitting": 9.0, "measuring and writing": 0.9})
+    assert capsys.readouterr().err == ""  # within a fifth
+    models_module._note_overrun(10, {"starting and reading": 2.0, "fitting": 3.0, "measuring and writing": 8.0})
+    said = "10 s were too few, the model took 13.0 s: starting and reading 2.0 s, fitting 3.0 s, measuring and writing 8.0 s"
+    assert said in capsys.readouterr().err
 
 
 def test_the_demo_makes_its_point_in_one_picture_and_three_lines(tmp_path):

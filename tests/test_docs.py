@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import io
+import itertools
 import os
 import re
 import runpy
@@ -208,7 +209,7 @@ LOOK = """(theme => {
 @pytest.mark.parametrize("page", ["explorer.html", "index.html", "default.html"])
 def test_pages_fit_narrow_and_wide_screens_in_light_and_dark(page, site, browser):
     """At 390 and at 1280 pixels: nothing sticks out, text has a contrast of 4.5, the console is clean."""
-    for width, theme in ((390, "default"), (390, "slate"), (1280, "slate")):
+    for width, theme in itertools.product((390, 1280), ("default", "slate")):
         browser.open(site[0] / page, width)
         browser.run(LOOK % theme)
         browser.run("new Promise(done => setTimeout(done, 400))")  # colours change slowly
@@ -222,7 +223,7 @@ def test_pages_fit_narrow_and_wide_screens_in_light_and_dark(page, site, browser
 @needs_axe
 @pytest.mark.parametrize("page", ["explorer.html", "index.html", "tutorial.html", "results.html", "api/network.html"])
 def test_pages_are_accessible(page, site, browser):
-    for width, theme in ((390, "default"), (1280, "slate")):
+    for width, theme in itertools.product((390, 1280), ("default", "slate")):
         browser.open(site[0] / page, width)
         browser.run(f"document.body.setAttribute('data-md-color-scheme', '{theme}')")
         browser.run("new Promise(done => setTimeout(done, 400))")  # colours change slowly

@@ -135,15 +135,19 @@ addEventListener("load", async () => {
 
 @needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
-def test_every_control_has_an_effect_and_the_console_stays_clean(width, browser, tmp_path):
+@pytest.mark.parametrize("scheme", ["default", "slate"])  # light and dark, as the site says it
+def test_every_control_has_an_effect_and_the_console_stays_clean(width, scheme, browser, tmp_path):
     form = re.search(r"<form.*</script>", (DOCS / "explorer.md").read_text(), re.DOTALL)
     assert form is not None
     shutil.copytree(DOCS / "explorer", tmp_path / "explorer")
-    page = f"<!doctype html><meta charset='utf-8'><script>{DRIVER}</script><body class='md-typeset'>{form[0]}"
+    body = f"<body class='md-typeset' data-md-color-scheme='{scheme}'>"
+    page = f"<!doctype html><meta charset='utf-8'><script>{DRIVER}</script>{body}{form[0]}"
     (tmp_path / "page.html").write_text(page)
     browser.open(tmp_path / "page.html", width)
     result = browser.wait("window.result")
     assert result["width"] == width
+    colours = {"default": "rgb(50, 70, 176)", "slate": "rgb(157, 176, 255)"}
+    assert browser.run("getComputedStyle(document.querySelector('.ex-line')).stroke") == colours[scheme]
     assert [name for name, effect in result["effects"].items() if not effect] == []
     assert len(result["effects"]) >= 4 + 4 + 2 + 2 + 2 * 3 + 4 + 2 - 1
     assert result["problems"] == browser.errors == []

@@ -1,8 +1,11 @@
 """What a user meets first: the import and the public names."""
 
+import importlib.util
+import os
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from importlib.metadata import version
 from pathlib import Path
@@ -109,3 +112,48 @@ def test_the_version_is_written_once():
     """The citation file cannot read it, and must agree."""
     assert "\nversion =" not in (ROOT / "pyproject.toml").read_text().split("[tool.")[0]
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == bochner.__version__
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
+    """Installed without the repository: the libraries come from here by a path file, the package from the wheel."""
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("installing needs pip")
+    folder, work = tmp_path / "env", tmp_path / "work"
+    venv.create(folder, with_pip=False, symlinks=True)
+    python, environment = folder / "bin" / "python", {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    work.mkdir()
+
+    def run(*words):
+        end = subprocess.run([str(word) for word in words], capture_output=True, text=True, cwd=work, env=environment)
+        assert end.returncode == 0, end.stderr
+        return end.stdout
+
+    # Before the path file is there: pip must not see the bochner of this environment.
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel.filename)
+    (site_packages,) = (folder / "lib").glob("python*/site-packages")
+    libraries = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (site_packages / "libraries.pth").write_text("\n".join(libraries))
+    assert (
+        run(python, "-c", "import bochner; print(bochner.__file__)") == f"{site_packages / 'bochner' / '__init__.py'}\n"
+    )
+    bochner_command = folder / "bin" / "bochner"
+    assert "predict" in run(bochner_command, "--help")
+    (work / "t.csv").write_text("a,b,y\n" + "".join(f"{i},{i % 7},{2 * i + i % 7 + 0.5}\n" for i in range(40)))
+    fit = (
+        "fit",
+        "t.csv",
+        "--target",
+        "y",
+        "--out",
+        "m.bochner",
+        "--report",
+        "r.html",
+        "--hidden",
+        "",
+        "--kernel",
+        "rbf",
+    )
+    assert "written: m.bochner  r.html" in run(bochner_command, *fit)
+    assert "40 rows" in run(bochner_command, "predict", "m.bochner", "t.csv")
+    assert sorted(path.name for path in work.iterdir()) == ["m.bochner", "r.html", "t-predictions.csv", "t.csv"]

@@ -3,18 +3,32 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 from sklearn.linear_model import RidgeCV
 
-from bochner.reports.model import Collected, Heading, Rows, measured_report, predicted_report
+from bochner.reports.model import (
+    Collected,
+    Heading,
+    Rows,
+    calibration,
+    columns,
+    measured_report,
+    parts,
+    predicted_report,
+)
+from bochner.reports.model.calibration import ConfidenceGroups, calibration_card
 from bochner.reports.model.columns import importances
 from bochner.reports.model.page import Page, Part, Table
 from bochner.reports.model.peers import Score, verdict_on, within_two_errors
+from bochner.reports.model.rows import Answered, number_text
 from bochner.reports.model.strange import reasons
+from bochner.reports.model.what_if import what_if
 from bochner.tables.estimators import TableClassifier, TableRegressor
 from bochner.tables.fitting import predict_rows
 from browser import needs_axe, needs_browser
@@ -136,6 +150,18 @@ def test_verdicts_allow_for_chance():
     assert not within_two_errors(0.8, 0.9, 100)
 
 
+def test_the_verdict_on_classes_names_the_measure_that_it_is_of():
+    """A model that is right less often may have the better log loss."""
+    model = SimpleNamespace(target_=SimpleNamespace(task="classification", name="y"))
+    ours = Score("this model", {"accuracy": 0.9}, 0.2, 0.01, np.full(400, 0.2))
+    forest = Score("a random forest", {"accuracy": 0.92}, 0.3, 0.01, np.full(400, 0.3))
+    text = parts.error_card(model, [ours, forest], "400 rows")[1]
+    assert text.replace("\N{NO-BREAK SPACE}", " ") == (
+        "On 400 rows, y is right in 90.0 % (log loss 0.2000). Instead, a random forest: 92.0 % (log loss 0.3000). "
+        "By log loss, which counts how sure it is as well, it is better than a random forest."
+    )
+
+
 def test_the_forest_of_classes_is_finite_and_all_models_share_the_rows(classes):
     table = classes.parts["Beside other models"].tables[0]
     rows = {line[0]: dict(zip(table.header, line, strict=True)) for line in table.rows}
@@ -166,6 +192,22 @@ def test_importance_is_the_increase_over_all_pairs_of_rows_up_to_chance(regressi
     items = regression.page.charts["importance"]["items"]
     assert [item["name"] for item in items] == list(found)
     assert items[0]["high"] - items[0]["low"] == pytest.approx(2 * found["size"].std, rel=1e-4)
+    table = regression.parts["Which columns matter"].tables[0]
+    assert table.folded
+    assert table.rows == [[own.name, own.mean, own.std] for own in found.values()]
+    assert "shuffled among 70 of the held-out rows" in regression.parts["Which columns matter"].text
+
+
+def test_of_many_columns_the_page_says_how_they_are_chosen_and_all_rows_choose(regression, monkeypatch):
+    monkeypatch.setattr(columns, "MAX_MEASURED_COLUMNS", 2)
+    monkeypatch.setattr(columns, "SHUFFLED_ROWS", 4 * 6)  # of 4 columns: this many chose before
+    said = []
+    assert [own.name for own in importances(regression.model, regression.held, said.append)] == ["size", "kind"]
+    assert said[0] == "the report shuffles 4 columns of 70 rows, to choose 2 columns"
+    text = columns.importance_note(regression.model, regression.held, "error", "these rows")
+    assert text.endswith("Of 4 columns 2 are shown: those with the largest increase after one shuffle among 70 rows.")
+    assert "shuffled among 30 of these rows" in text
+    assert "after one shuffle" not in regression.parts["Which columns matter"].text
 
 
 def test_dependence_is_the_mean_of_predictions_with_the_cell_replaced(regression):
@@ -178,6 +220,52 @@ def test_dependence_is_the_mean_of_predictions_with_the_cell_replaced(regression
             predicted = regression.model.predict(_replaced(regression, own["name"], cell, rows))
             assert own["mean"][0][place] == pytest.approx(predicted.mean(), rel=1e-4)
             assert own["low"][0][place] == pytest.approx(np.quantile(predicted, 0.1), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["regression", "classes"])
+def test_dependence_is_a_table_as_well(kind, request):
+    case = request.getfixturevalue(kind)
+    chart, table = case.page.charts["dependence"], case.parts["How predictions move"].tables[0]
+    assert table.folded
+    expected = [
+        (own["name"], own["labels"][i], *named, own["mean"][at][i], own["low"][at][i], own["high"][at][i])
+        for own in chart["columns"]
+        for at, named in enumerate([[name] for name in chart["classes"]] or [[]])
+        for i in range(len(own["labels"]))
+    ]
+    assert [tuple(line) for line in table.rows] == expected
+    assert len(table.header) == len(table.rows[0])
+
+
+@pytest.mark.parametrize("name", ["size", "kind", "on"])
+def test_a_column_without_any_value_is_no_reason_to_stop(name, regression):
+    """In an evaluated file it may be empty; there is then nothing to move."""
+    frame = regression.held.frame.assign(**{name: ""})
+    rows = Rows(frame, regression.model.clean(frame), regression.held.places, regression.held.y)
+    page = measured_report(regression.model, rows, Heading("t"), say=lambda _: None)
+    assert name not in {own["name"] for own in page.charts["dependence"]["columns"]}
+    assert name in {item["name"] for item in page.charts["importance"]["items"]}
+    assert "<table" in page.render()
+
+
+def test_without_any_value_there_is_nothing_to_move(regression):
+    frame = regression.held.frame.map(lambda _: "")
+    rows = Rows(frame, regression.model.clean(frame), regression.held.places, regression.held.y)
+    page = measured_report(regression.model, rows, Heading("t"), say=lambda _: None)
+    assert not {"What if", "How predictions move"} & {part.title for part in page.parts}
+
+
+def test_what_if_shows_the_category_that_a_row_holds():
+    """Not the 'other values' that the model sees of it."""
+    frame, y = _table(120)
+    frame.loc[[3, 17, 40], "kind"] = ["d", "e", "f"]  # rare: they count as one
+    model = TableRegressor(**OPTIONS).fit(frame, pd.Series(y, name="y"))
+    new = frame.iloc[[5]].assign(kind="Castle")
+    assert model.clean(new)["kind"].iloc[0] == "other values"
+    row = Rows(new, model.clean(new), [9])
+    (own,) = what_if(model, ["kind"], Rows(frame, model.clean(frame), range(120)), row, ["row"])[0][0]["columns"]
+    assert own["labels"][own["start"]] == "Castle"
+    assert "a" in own["labels"]
 
 
 def test_what_if_starts_at_the_row_and_moves_one_column(regression):
@@ -195,6 +283,31 @@ def test_what_if_starts_at_the_row_and_moves_one_column(regression):
     moved = frame.assign(kind=kinds["labels"][-1])
     np.testing.assert_allclose(kinds["answers"][-1][1:], regression.model.predict_interval(moved)[0], rtol=1e-4)
     assert kinds["strange"][-1] == pytest.approx(regression.model.ood_score(moved)[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["regression", "classes"])
+def test_what_if_moves_the_most_important_columns_together(kind, request):
+    case = request.getfixturevalue(kind)
+    for row in case.page.charts["together"]["rows"]:
+        frame = case.held.frame.iloc[[list(case.held.places).index(row["line"])]]
+        assert [own["name"] for own in row["columns"]] == [
+            own["name"] for own in case.page.charts["importance"]["items"]
+        ][:3]
+        sizes = [len(own["labels"]) for own in row["columns"]]
+        assert len(row["answers"]) == len(row["strange"]) == math.prod(sizes)
+        for choice in ([own["start"] for own in row["columns"]], [0, 0, 1], [size - 1 for size in sizes]):
+            cells = {
+                own["name"]: str(own["x"][at]) if own["name"] == "size" else own["labels"][at]
+                for own, at in zip(row["columns"], choice, strict=True)
+            }
+            at = np.ravel_multi_index(choice, sizes)
+            moved = frame.assign(**cells)
+            if kind == "regression":
+                expected = [case.model.predict(moved)[0], *case.model.predict_interval(moved)[0]]
+            else:
+                expected = case.model.predict_proba(moved)[0]
+            np.testing.assert_allclose(row["answers"][at], expected, rtol=1e-6)
+            assert row["strange"][at] == pytest.approx(case.model.ood_score(moved)[0], rel=1e-6)
 
 
 def test_the_strange_column_is_named(regression):
@@ -215,7 +328,7 @@ def test_the_strange_column_is_named(regression):
 # ---------------------------------------------------------------------- rows and how sure
 
 
-def test_worst_errors_strangest_rows_and_quarters_are_counted_by_hand(regression):
+def test_worst_errors_strangest_rows_and_groups_are_counted_by_hand(regression):
     y, mean = regression.held.y, regression.model.predict(regression.held.frame)
     worst = regression.parts["The worst errors"].tables[0]
     expected = np.argsort(-np.abs(y - mean))[:10]
@@ -226,14 +339,101 @@ def test_worst_errors_strangest_rows_and_quarters_are_counted_by_hand(regression
     strangest = regression.parts["The strangest rows"].tables[0]
     scores = np.sort(regression.model.ood_score(regression.held.frame))[::-1][:20]
     np.testing.assert_allclose([line[strangest.header.index("strangeness")] for line in strangest.rows], scores)
-    quarters, levels = regression.parts["Calibration and coverage"].tables
+    groups, levels = regression.parts["Calibration and coverage"].tables
+    size, kind = regression.held.frame["size"].astype(float).to_numpy(), regression.held.frame["kind"].to_numpy()
     first = np.argsort(mean)[:18]
-    low, high = regression.model.predict_interval(regression.held.frame.iloc[first]).T
-    inside = np.mean((low <= y[first]) & (y[first] <= high))
-    assert quarters.rows[0][3:5] == [18, f"{100 * inside:.1f}\N{NO-BREAK SPACE}%"]
+    members = {f"prediction {number_text(mean[first[0]])} to {number_text(mean[first[-1]])}": first}
+    members |= {f"kind: {level}": np.nonzero(kind == level)[0] for level in "abc"}
+    last = np.argsort(size)[-18:]
+    members[f"size {number_text(size[last[0]])} to {number_text(size[last[-1]])}"] = last
+    assert len(groups.rows) == 4 + 3 + 4
+    lines = {line[0]: line[1:4] for line in groups.rows}
+    for name, at in members.items():
+        low, high = regression.model.predict_interval(regression.held.frame.iloc[at]).T
+        inside = np.mean((low <= y[at]) & (y[at] <= high))
+        ends = scipy.stats.binom.ppf([0.025, 0.975], len(at), 0.9) / len(at)
+        shown = [f"{100 * share:.1f}\N{NO-BREAK SPACE}%" for share in (inside, *ends)]
+        assert lines[name] == [len(at), shown[0], f"{shown[1]} to {shown[2]}"]
     for promised, held in levels.rows:
         ends = regression.model.predict_interval(regression.held.frame, float(promised[:-2]) / 100).T
         assert held == f"{100 * np.mean((ends[0] <= y) & (y <= ends[1])):.1f}\N{NO-BREAK SPACE}%"
+
+
+def test_coverage_groups_keep_equal_numbers_together_and_name_few_categories():
+    quarters = calibration._quarters("n", np.array([1.0, 1, 1, 1, 1, 2, np.nan, 3]))
+    assert [(name, list(np.nonzero(at)[0])) for name, at in quarters] == [
+        ("n 1 to 1", [0, 1, 2, 3, 4]),
+        ("n 2 to 3", [5, 7]),
+    ]
+    assert calibration._quarters("n", np.full(3, np.nan)) == []
+    levels = calibration._levels("c", np.array(["x"] * 9 + ["y"] * 10 + [None] * 11, dtype=object))
+    assert [(name, int(at.sum())) for name, at in levels] == [("c: missing", 11), ("c: y", 10)]
+
+
+# ---------------------------------------------------------------------- whether probabilities are right
+
+
+def _card(sure, right):
+    """The card on a model of two classes that is so sure of its class in each row, and right or not."""
+    inner = SimpleNamespace(classes_=np.array(["no", "yes"]))
+    model = SimpleNamespace(target_=SimpleNamespace(task="classification", name="y"), estimator_=inner)
+    y = np.where(right, "yes", "no")
+    answered = Answered(
+        model, Rows(pd.DataFrame(), pd.DataFrame(), [], y), np.column_stack([1 - sure, sure]), sure, "row"
+    )
+    return calibration_card(answered, Score("s", {"accuracy": float(right.mean())}, 0.0, 0.0, np.zeros(len(y))))
+
+
+def _shares(*groups):
+    """Rows of groups: how many, how sure the model is, and in which share it is right."""
+    sure = np.concatenate([np.full(count, level) for count, level, _ in groups])
+    right = np.concatenate([np.arange(count) < round(share * count) for count, _, share in groups])
+    return sure, right
+
+
+def test_errors_in_opposite_directions_do_not_cancel():
+    question, text, care = _card(*_shares((200, 0.9, 0.7), (200, 0.6, 0.8)))
+    assert question == "Can its probabilities be trusted?"
+    assert text.replace("\N{NO-BREAK SPACE}", " ") == (
+        "It is 75.0 % sure on average, and right in 75.0 % of 400 rows. "
+        "But where it is 90.0 % sure, it is right in 70.0 %: take its probabilities with care."
+    )
+    assert care
+    text, care = _card(*_shares((200, 0.9, 0.9), (200, 0.6, 0.6)))[1:]
+    assert text.endswith("That agrees, within chance, also in 2 groups of rows by how sure it is.")
+    assert not care
+
+
+def test_cards_say_in_which_direction_probabilities_are_off():
+    text, care = _card(*_shares((200, 0.9, 0.7), (200, 0.7, 0.6)))[1:]
+    assert care
+    assert text.endswith("It is too sure of itself: take its probabilities with care.")
+    text, care = _card(*_shares((200, 0.8, 0.95), (200, 0.6, 0.75)))[1:]
+    assert not care
+    assert text.endswith("It could be surer than it is.")
+    assert _card(*_shares((30, 0.9, 0.9)))[1].endswith(
+        "That agrees, within chance. 30 rows say little about a probability."
+    )
+
+
+def test_a_calibrated_model_is_called_off_as_often_as_chance_allows(monkeypatch):
+    """Also where it is nearly certain, and chi-square would be far off. Five standard errors of 200 tables."""
+    monkeypatch.setattr(calibration, "DRAWS", 1000)
+    rng, called = np.random.default_rng(0), {(0.5, 1.0): 0, (0.98, 1.0): 0}
+    for ends in called:
+        for _ in range(200):
+            sure = rng.uniform(*ends, 300)
+            called[ends] += ConfidenceGroups.of(sure, rng.random(300) < sure).p_value() < calibration.CHANCE
+    assert max(called.values()) / 200 < calibration.CHANCE + 5 * math.sqrt(0.05 * 0.95 / 200)
+
+
+def test_of_large_groups_the_statistic_is_chi_square():
+    sure, right = _shares(*((1000, level, level + 0.018) for level in (0.55, 0.6, 0.65, 0.7, 0.75)))
+    statistic = sum(1000 * 0.018**2 / (level * (1 - level)) for level in (0.55, 0.6, 0.65, 0.7, 0.75))
+    expected = scipy.stats.chi2.sf(statistic, 5)
+    found = ConfidenceGroups.of(sure, right).p_value()
+    # Five standard errors of the draws, and steps of 1/1000 in the shares.
+    assert found == pytest.approx(expected, abs=5 * math.sqrt(expected * (1 - expected) / calibration.DRAWS) + 0.01)
 
 
 def test_the_confusion_matrix_and_the_bins_are_counted_by_hand(classes):
@@ -263,11 +463,25 @@ def test_settings_columns_and_versions_stand_at_the_end(regression):
 
 
 def test_without_training_rows_the_comparison_is_a_constant_and_says_so(regression):
-    page = measured_report(regression.model, regression.held, Heading("t"), say=lambda _: None)
+    page = measured_report(regression.model, regression.held, Heading("t", file="new.csv"), say=lambda _: None)
     assert [line[0] for line in page.parts[0].tables[0].rows] == ["this model", "the mean of these rows"]
     assert page.parts[0].tables[0].rows[1][1] == pytest.approx(np.std(regression.held.y))
+    assert page.answers[0][1].startswith("On the 70 rows of new.csv, y is typically off by ")
+    assert page.charts["scores"]["xlabel"].startswith("root mean squared error (RMSE) on these rows")
+    assert not re.search("held.out|not seen", page.render())  # nobody knows
     with pytest.raises(ValueError, match="must hold rows and their targets, got 0 rows"):
         measured_report(regression.model, regression.held.take([]), Heading("t"), say=lambda _: None)
+
+
+def test_after_a_fit_to_a_sample_the_page_says_which_rows_each_model_learns_from(regression):
+    heading = Heading("t", learnt=1_000_000)
+    page = measured_report(regression.model, regression.held, heading, train=regression.train, say=lambda _: None)
+    assert "1,000,000 rows learned from, 70 held out" in page.note
+    assert page.parts[0].text.startswith(
+        "The heads of this model learn from 1,000,000 rows, its columns and networks from a sample of 130. The other models learn "
+        "from this sample"
+    )
+    assert regression.parts["Beside other models"].text.startswith("All models learn from the same rows")
 
 
 @pytest.mark.parametrize("kind", ["regression", "classes"])
@@ -337,10 +551,58 @@ def test_a_page_carries_its_data_as_json_and_loads_nothing(hostile):
 
 def test_cells_that_are_numbers_sort_by_their_value():
     table = Table("c", ["a", "b"], [["x", 12345.678], ["y", None]])
-    assert table.cells()[0][1] == {"text": "12,346", "value": 12345.7, "shade": 0}
+    assert table.cells()[0][1] == {"text": "12,346", "value": 12345.678, "shade": 0}
     page = Page("t", "n", [], [Part("p", tables=[table])]).render()
-    assert '<td class="number" data-value="12345.7">12,346</td>' in page
-    assert "<td>—</td>" in page
+    assert '<td class="number" data-value="12345.678">12,346</td>' in page
+    assert '<td dir="auto">—</td>' in page
+
+
+@needs_browser
+def test_charts_show_numbers_as_tables_do(browser, tmp_path):
+    """One rule in two languages."""
+    rng = np.random.default_rng(0)
+    values = [0.0, -0.0, 1.0, -3.5, 0.2, 999.95, 999.96, 9999.7, 1e4, 12345.678, 123456.5, -1234567.8, 999999999.9]
+    values += [1e9, -2.5e12, 1e-3, 9.999e-4, 1.234e-4, 1e-4, 9.9996e-5, -1.2e-5, 3e-150]
+    values += list(10 ** rng.uniform(-6, 11, 200) * rng.choice([-1, 1], 200))
+    assert [number_text(value) for value in values[9:12]] == ["12,346", "123,456", "−1,234,568"]
+    items = [{"name": "n", "value": float(f"{value:.10g}")} for value in values]
+    page = Page("t", "n", [], [Part("p", charts=[("c", "label")])], {"c": {"type": "bars", "items": items}})
+    (tmp_path / "p.html").write_text(page.render(), encoding="utf-8")
+    browser.open(tmp_path / "p.html")
+    titles = browser.run("[...document.querySelectorAll('svg rect title')].map(title => title.textContent)")
+    assert titles == [f"n: {number_text(value)}" for value in values]
+    assert browser.errors == []
+
+
+@needs_browser
+def test_numbers_of_charts_are_tables_that_open_by_key(regression, files, browser):
+    browser.open(files / "regression.html")
+    for title, word in (("Which columns matter", "owner"), ("How predictions move", "2024-")):
+        part = f"[...document.querySelectorAll('.part')].find(part => part.innerText.startsWith({title!r}))"
+        assert word not in browser.run(f"{part}.querySelector('details').innerText")
+        browser.run(f"{part}.querySelector('summary').focus()")
+        for kind in ("keyDown", "keyUp"):
+            browser.send(
+                "Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r", windowsVirtualKeyCode=13
+            )
+        assert word in browser.run(f"{part}.querySelector('details').innerText")
+    first = regression.parts["Which columns matter"].tables[0].rows[0]
+    assert [first[0], *map(number_text, first[1:])] == browser.run(
+        "[...document.querySelector('details tbody tr').cells].map(cell => cell.textContent)"
+    )
+    assert browser.errors == []
+
+
+@needs_browser
+def test_texts_from_right_to_left_are_read_so(browser, tmp_path):
+    rows = [["שלום, (עולם)", "abc", 3.0]]
+    page = Page("שלום: y", "n", [], [Part("p", tables=[Table("c", ["שם", "b", "n"], rows, control=True)])])
+    (tmp_path / "p.html").write_text(page.render(), encoding="utf-8")
+    browser.open(tmp_path / "p.html")
+    found = browser.run(
+        "[...document.querySelectorAll('h1, thead th, tbody tr *')].map(x => getComputedStyle(x).direction)"
+    )
+    assert found == ["rtl", "rtl", "ltr", "ltr", "rtl", "ltr", "ltr"]
 
 
 @needs_browser
@@ -423,14 +685,37 @@ def test_what_if_says_what_the_model_says(regression, files, browser):
     assert "(its own value)" in _text(browser, f"{figure} .controls")
     browser.run(CHOOSE % (figure, "size", "0"))
     mean, low, high = column["answers"][0]
-    said = _text(browser, f"{figure} .said").replace("−", "-").replace(",", "")
-    shown = [float(text) for text in re.findall(r"-?\d+\.?\d*", said.replace("90 %", ""))]
-    np.testing.assert_allclose(shown, [mean, low, high], rtol=6e-4)
+    shown = f"{number_text(mean)}; 90 % band from {number_text(low)} to {number_text(high)}; "
+    assert _text(browser, f"{figure} .said").startswith(shown)
     assert f"size = {column['labels'][0]}" in _text(browser, f"{figure} .controls")
     assert browser.run(f"document.querySelectorAll('{figure} .chosen').length") == 1
     browser.open(files / "classes.html")
     assert "with probability" in _text(browser, f"{figure} .said")
     assert browser.run(f"document.querySelectorAll('{figure} .bar').length") == 3
+    assert browser.errors == []
+
+
+@needs_browser
+@pytest.mark.parametrize("kind", ["regression", "classes"])
+def test_what_if_of_several_columns_says_what_the_model_says(kind, request, files, browser):
+    case, figure = request.getfixturevalue(kind), _figure("together")
+    row = case.page.charts["together"]["rows"][3]
+    browser.open(files / f"{kind}.html")
+    browser.run(CHOOSE % (figure, "Row", "3"))
+    sizes, choice = [len(own["labels"]) for own in row["columns"]], [own["start"] for own in row["columns"]]
+    for place, own in enumerate(row["columns"]):
+        choice[place] = sizes[place] - 1 if choice[place] == 0 else 0
+        browser.run(CHOOSE % (figure, f"{own['name']} = ", str(choice[place])))
+        answer = row["answers"][np.ravel_multi_index(choice, sizes)]
+        if kind == "regression":
+            mean, low, high = map(number_text, answer)
+            shown = f"{mean}; 90 % band from {low} to {high}; "
+        else:
+            shown = f"{case.model.classes_[np.argmax(answer)]}, with probability {number_text(max(answer))}; "
+        assert _text(browser, f"{figure} .said").startswith(shown)
+        assert f"{own['name']} = {own['labels'][choice[place]]}" in _text(browser, f"{figure} .controls")
+    assert browser.run(f"document.querySelectorAll('{figure} .bar').length") == (2 if kind == "regression" else 3)
+    assert "(its own value)" not in _text(browser, f"{figure} .controls")
     assert browser.errors == []
 
 
@@ -449,6 +734,27 @@ def test_rows_are_read_by_pointer_and_by_keys(regression, files, browser):
     browser.key("ArrowRight", 39)
     assert _text(browser, f"{figure} .details") != before
     assert browser.run(f"document.querySelectorAll('{figure} .chosen').length") == 1
+    assert browser.errors == []
+
+
+@needs_browser
+def test_predictions_are_read_by_keys(regression, browser, tmp_path):
+    """The chart goes by the prediction, the table by the line of the file."""
+    kept = Collected(regression.model)
+    held = regression.held
+    kept.take(held.frame, held.places, held.clean, predict_rows(regression.model, held.clean, 0.9))
+    page = predicted_report(regression.model, kept, Heading("t", "line"), coverage=0.9)
+    (tmp_path / "p.html").write_text(page.render(), encoding="utf-8")
+    browser.open(tmp_path / "p.html")
+    figure = _figure("predictions")
+    assert browser.run(f"document.querySelectorAll('{figure} .band').length") == 1
+    browser.run(f"document.querySelector('{figure} .points').focus()")
+    order = np.argsort(regression.model.predict(held.frame))
+    for at in order[:2]:
+        browser.key("ArrowRight", 39)
+        shown = browser.run(f"[...document.querySelectorAll('{figure} dd')].map(cell => cell.textContent)")
+        assert shown[0] == str(held.places[at])
+        assert held.frame["on"].iloc[at] in shown
     assert browser.errors == []
 
 
@@ -482,7 +788,7 @@ def test_every_control_has_a_label_and_can_be_reached_by_key(files, browser):
     for _ in range(120):
         browser.key("Tab", 9)
         seen.add(browser.run("document.activeElement.tagName + '.' + document.activeElement.className"))
-    assert {"SELECT.", "INPUT.", "DIV.points", "DIV.scroll", "BUTTON.", "A."} <= seen
+    assert {"SELECT.", "INPUT.", "SUMMARY.", "DIV.points", "DIV.scroll", "BUTTON.", "A."} <= seen
 
 
 @needs_axe
@@ -491,4 +797,5 @@ def test_every_control_has_a_label_and_can_be_reached_by_key(files, browser):
 def test_reports_are_accessible(width, theme, files, hostile, browser):
     for path in (files / "regression.html", files / "classes.html", hostile):
         browser.open(path, width, theme)
+        browser.run("document.querySelectorAll('details').forEach(part => (part.open = true))")
         assert browser.serious_findings() == [], path.name

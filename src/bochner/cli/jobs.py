@@ -3,8 +3,9 @@
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ class Fitted:
         fitted: The fitted estimator, and which rows were held out.
         metrics: Metrics on the held-out rows, or on as many as there was time for; empty where there are none.
         written: Files that were written, the model first.
+        seconds: Where the time went from the table that was read to the written model: "fitting", and "measuring and writing".
     """
 
     model: Any
@@ -49,6 +51,7 @@ class Fitted:
     fitted: fitting.FittedTable
     metrics: dict[str, Any]
     written: list[Path]
+    seconds: dict[str, float]
 
     @property
     def summary(self) -> list[str]:
@@ -79,26 +82,29 @@ def fit_file(
     """
     if deadline < math.inf:
         options["budget"] = max(1e-3, FITTING_SHARE * (deadline - time.perf_counter()))
+    began = time.perf_counter()
     fitted = fitting.fit_table(table, share=share, drop=drop, **options)
-    model, page, metrics = fitted.estimator, None, {}
+    model, metrics, of_all = fitted.estimator, {}, None
     if table.sampled and deadline == math.inf:
         from bochner.streaming.tables import learn_from_all
 
         learn_from_all(fitted, table, engine=engine, skip_bad=files.bad_rows is not None, say=note)
+    fit_ended = time.perf_counter()
     if len(fitted.held):
         measured = fitted.held[_in_time(fitted, deadline)]
         y = table.y[measured]
         predicted = forecast(model.estimator_, fitted.clean.iloc[measured], y)
         metrics = forecast_metrics(model.estimator_, y, predicted)
-        if files.report is not None:  # made before the model is written: a report that fails leaves no model behind
-            page = _held_out_report(files, table, fitted, predicted if len(measured) == len(fitted.held) else None)
+        of_all = predicted if len(measured) == len(fitted.held) else None
     assert files.out is not None
     save(files.out, model)
     note_finished(files.out)
+    seconds = {"fitting": fit_ended - began, "measuring and writing": time.perf_counter() - fit_ended}
+    bad = _list_bad(files, table.bad)
     written = [files.out]
-    if page is not None:
-        written.append(write_page(files, page))
-    return Fitted(model, table, fitted, metrics, [*written, *_list_bad(files, table.bad)])
+    if files.report is not None and len(fitted.held):  # after the model: a report that fails does not lose the fit
+        written.append(write_page(files, _held_out_report(files, table, fitted, of_all)))
+    return Fitted(model, table, fitted, metrics, [*written, *bad], seconds)
 
 
 def _in_time(fitted: fitting.FittedTable, deadline: float) -> np.ndarray:
@@ -123,7 +129,9 @@ def _held_out_report(
         Rows(table.frame.iloc[at].map(as_text), fitted.clean.iloc[at], table.places[at].tolist(), table.y[at])
         for at in (fitted.train, fitted.held)
     )
-    heading = Heading(f"{files.table.name}: {table.target.name}", table.unit, table.notes)
+    learnt = fitted.learnt if fitted.learnt > len(fitted.train) else None
+    title = f"{files.table.name}: {table.target.name}"
+    heading = Heading(title, table.unit, table.notes, files.table.name, learnt)
     return measured_report(fitted.estimator, held, heading, predicted=predicted, train=train, say=note)
 
 
@@ -246,12 +254,12 @@ class Evaluated:
     Attributes:
         metrics: Metrics on the rows of the table.
         notes: Lines that say what the table was taken for, and what differs from the training table.
-        page: The report, not written yet; None where none is wanted.
+        make_page: Makes the report; None where none is wanted.
     """
 
     metrics: dict[str, Any]
     notes: list[str]
-    page: "Page | None" = None
+    make_page: "Callable[[], Page] | None" = None
 
 
 def evaluate_file(files: Files, model: Path, device: str) -> Evaluated:
@@ -287,6 +295,6 @@ def evaluate_file(files: Files, model: Path, device: str) -> Evaluated:
         from bochner.reports.model import Heading, Rows, measured_report
 
         evaluated = Rows(frame.map(as_text), clean, [piece.places[row] for row in rows], y)
-        heading = Heading(f"{files.table.name}: {target.name}", source.unit, result.notes)
-        result.page = measured_report(estimator, evaluated, heading, predicted=predicted, say=note)
+        heading = Heading(f"{files.table.name}: {target.name}", source.unit, result.notes, files.table.name)
+        result.make_page = partial(measured_report, estimator, evaluated, heading, predicted=predicted, say=note)
     return result

@@ -14,6 +14,7 @@ from bochner.cli.files import STDOUT, Files, check_model_file
 from bochner.cli.output import note, say
 from bochner.cli.process import start_time
 from bochner.errors import unknown_name
+from bochner.tables.paths import ARROW_SUFFIXES, PATTERN_CHARACTERS, files_of, suffix_of
 
 if TYPE_CHECKING:
     from bochner.cli.jobs import Fitted
@@ -53,7 +54,9 @@ Quick = Annotated[bool, typer.Option(help=f"The same as --budget {QUICK_SECONDS:
 Seed = Annotated[int, typer.Option(help="Seed of every draw.", min=0, max=2**31 - 1)]
 PredictionOut = Annotated[
     Path | None,
-    typer.Option(help="Where it goes: .csv, .parquet or - ; by default beside the table, NAME-predictions.csv."),
+    typer.Option(
+        help="Where it goes: .csv, .parquet or - ; by default NAME-predictions.csv or .parquet beside the table."
+    ),
 ]
 Coverage = Annotated[float, typer.Option(help="Probability of the interval.")]
 
@@ -109,9 +112,26 @@ def _show(values: dict[str, Any], as_json: bool) -> None:
         say(f"  {TITLES.get(name, name):<42} {shown}")
 
 
-def _bad_rows_file(out: Path, table: Path, wanted: bool) -> Path | None:
+def _beside(table: Path, ending: str) -> Path:
+    """A file beside a table with an ending after its name; of a pattern, which is no name, the ending alone in this folder."""
+    if not table.exists() and any(character in str(table) for character in PATTERN_CHARACTERS):
+        return Path(ending)
+    named = table if table.name and table.name != ".." else table.resolve()
+    stem = named.name if table.is_dir() else named.name[: len(named.name) - len(suffix_of(named))]
+    return named.parent / f"{stem}-{ending}"
+
+
+def _bad_rows_file(table: Path, wanted: bool, out: Path | None = None) -> Path | None:
     """The path for the list of rows that were left out; None where such rows are an error."""
-    return out.with_name(f"{table.stem}-bad-rows.csv") if wanted else None
+    beside = _beside(table, "bad-rows.csv")
+    return None if not wanted else beside if out is None else out.with_name(beside.name)
+
+
+def _default_output(table: Path) -> Path:
+    """The path for predictions where the user names none: of the kind of the table, if predictions can be of that kind."""
+    kind = suffix_of(files_of(table)[0])
+    suffix = ".parquet" if kind in ARROW_SUFFIXES else ".csv" if kind == ".xlsx" else kind.removesuffix(".gz")
+    return _beside(table, f"predictions{suffix}")
 
 
 def _budget(seconds: float | None, quick: bool) -> float:
@@ -149,7 +169,7 @@ def fit(
         bochner fit churn.csv --target left --drop name --report churn.html --quick
     """
     began, seconds = start_time(), _budget(budget, quick)
-    files = Files(table, out, report, _bad_rows_file(out, table, skip_bad_rows))
+    files = Files(table, out, report, _bad_rows_file(table, skip_bad_rows, out))
     _check_fit(files, task, test)
     from bochner.cli.jobs import fit_file
     from bochner.estimators import Settings
@@ -166,9 +186,8 @@ def fit(
     rows = read_training(table, target, drops, task, skip_bad_rows, sampler)
     read = time.perf_counter() - began
     result = fit_file(files, rows, share=test, drop=drops, deadline=began + seconds, engine=engine, **options)
-    if report is None:
-        _note_overrun(time.perf_counter() - began, seconds, read)
-    elif report not in result.written:
+    _note_overrun(seconds, {"starting and reading": read} | result.seconds)
+    if report is not None and report not in result.written:
         note("no report: no held-out row is of a class that was learned")
     _tell_json(result) if as_json else _tell(result)
 
@@ -182,12 +201,12 @@ def _checked_options(kernel: str, hidden: str, **options: Any) -> dict[str, Any]
     return options
 
 
-def _note_overrun(took: float, seconds: float, read: float) -> None:
-    """Says why a budget was not kept: times in seconds, of the whole command, allowed, and of the command up to the fit."""
-    if took > NOTABLE_OVERRUN * seconds:
-        note(
-            f"{seconds:g} s were too few: to start and read the table took {read:.1f} s, and then came the shortest fit"
-        )
+def _note_overrun(allowed: float, seconds: dict[str, float]) -> None:
+    """Says that a budget was not kept, and where the time up to the written model went; all in seconds."""
+    took = sum(seconds.values())
+    if took > NOTABLE_OVERRUN * allowed:
+        parts = ", ".join(f"{name} {spent:.1f} s" for name, spent in seconds.items())
+        note(f"{allowed:g} s were too few, the model took {took:.1f} s: {parts}")
 
 
 def _check_fit(files: Files, task: str, test: float) -> None:
@@ -230,11 +249,6 @@ def _tell(result: "Fitted") -> None:
     say(f"next: bochner predict {result.written[0]} NEW.csv")
 
 
-def _default_output(table: Path) -> Path:
-    suffix = ".csv" if table.suffix.lower() == ".xlsx" else table.suffix
-    return table.with_name(f"{table.stem}-predictions{suffix}")
-
-
 def predict(
     model: ModelFile,
     table: TableFile,
@@ -257,7 +271,7 @@ def predict(
     out = out or _default_output(table)
     if out == STDOUT and as_json:
         raise ValueError("The options --json and --out - both write to standard output; choose one.")
-    bad_rows = _bad_rows_file(table if out == STDOUT else out, table, skip_bad_rows)
+    bad_rows = _bad_rows_file(table, skip_bad_rows, None if out == STDOUT else out)
     files = Files(table, out, report, bad_rows)
     files.check(model)
     from bochner.cli.jobs import predict_file
@@ -286,7 +300,7 @@ def evaluate(
     Example:
         bochner evaluate model.bochner test.csv --report test.html
     """
-    files = Files(table, None, report, _bad_rows_file(table, table, skip_bad_rows))
+    files = Files(table, None, report, _bad_rows_file(table, skip_bad_rows))
     files.check(model)
     from bochner.cli.jobs import evaluate_file, write_page
 
@@ -294,8 +308,8 @@ def evaluate(
     _show(result.metrics, as_json)
     for line in [] if as_json else result.notes:
         say(f"  {line}")
-    if result.page is not None:  # written last: where that fails, the metrics are said nevertheless
-        path = write_page(files, result.page)
+    if result.make_page is not None:  # made last: where that fails, the metrics are said nevertheless
+        path = write_page(files, result.make_page())
         if not as_json:
             say(f"  written: {path}")
 

@@ -1,4 +1,4 @@
-"""The effect of columns: their importance, how predictions depend on each, and predictions of single rows with changes.
+"""The effect of columns: their importance, and how predictions depend on each.
 
 A column of the file may be several inputs of the model (a date is days, month and weekday). They move together: every value that
 is tried is that of a real row, the donor.
@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bochner.estimators.evaluation import forecast
+from bochner.reports.model.page import Table
 from bochner.reports.model.rows import (
-    COVERAGE,
     Rows,
     centres,
     is_regression,
@@ -23,13 +22,13 @@ from bochner.reports.model.rows import (
     number_text,
     numbers,
     short,
-    shown_values,
 )
 
 REPEATS = 5  # shuffles of a column
 SHUFFLED_ROWS = 8000  # rows that are predicted for the importances, over all columns and repeats
+SCREENED_ROWS = 100_000  # rows that are predicted, over all columns, to choose those that are measured
 CALL_ROWS = 2000  # rows of one call
-MAX_SHUFFLED_ROWS = 200  # held-out rows that are shuffled
+MAX_SHUFFLED_ROWS = 200  # rows that are shuffled
 MAX_MEASURED_COLUMNS = 30  # columns that are measured; a single shuffle chooses them where there are more
 MAX_CURVES = 8  # columns with a dependence plot
 CURVE_ROWS = 30  # rows whose predictions a dependence plot follows
@@ -59,17 +58,46 @@ def importances(model: Any, held: Rows, say: Callable[[str], None]) -> list[Impo
     """Importances of the columns of the file, the largest first."""
     used = model.table_.used
     rng = np.random.default_rng(SEED)
-    if len(used) > MAX_MEASURED_COLUMNS:
-        few = held.spread(max(6, SHUFFLED_ROWS // len(used)))
-        first = {column.name: increase[0] for column, increase in _increases(model, few, used, 1, rng)}
+    if (screened := _screened_rows(model, held)) is not None:
+        say(
+            f"the report shuffles {len(used)} columns of {len(screened)} rows, to choose {MAX_MEASURED_COLUMNS} columns"
+        )
+        first = {column.name: increase[0] for column, increase in _increases(model, screened, used, 1, rng)}
         used = sorted(used, key=lambda column: -first[column.name])[:MAX_MEASURED_COLUMNS]
-    rows = held.spread(min(MAX_SHUFFLED_ROWS, max(30, SHUFFLED_ROWS // (REPEATS * len(used)))))
+    rows = _shuffled_rows(model, held)
     say(f"the report shuffles {len(used)} columns of {len(rows)} rows, {REPEATS} times each")
     ranked = [
         Importance(column.name, float(np.mean(increases)), float(np.std(increases, ddof=1)))
         for column, increases in _increases(model, rows, used, REPEATS, rng)
     ]
     return sorted(ranked, key=lambda importance: -importance.mean)
+
+
+def _screened_rows(model: Any, held: Rows) -> Rows | None:
+    """The rows on which one shuffle of each column chooses the columns that are measured; None where all are."""
+    count = len(model.table_.used)
+    return None if count <= MAX_MEASURED_COLUMNS else held.spread(min(MAX_SHUFFLED_ROWS, SCREENED_ROWS // count))
+
+
+def _shuffled_rows(model: Any, held: Rows) -> Rows:
+    """The rows on which importances are measured."""
+    count = min(len(model.table_.used), MAX_MEASURED_COLUMNS)
+    return held.spread(min(MAX_SHUFFLED_ROWS, max(30, SHUFFLED_ROWS // (REPEATS * count))))
+
+
+def importance_note(model: Any, held: Rows, error: str, called: str) -> str:
+    """Says how importances of an error were measured, and on which rows, called for example 'the held-out rows'."""
+    text = (
+        f"How much larger the {error} becomes when a column is shuffled among {len(_shuffled_rows(model, held))} of {called}. "
+        f"Bars are means of {REPEATS} shuffles, whiskers a standard deviation on either side. "
+        "Columns that say the same share their importance."
+    )
+    if (screened := _screened_rows(model, held)) is not None:
+        text += (
+            f" Of {len(model.table_.used)} columns {MAX_MEASURED_COLUMNS} are shown: those with the largest increase "
+            f"after one shuffle among {len(screened)} rows."
+        )
+    return text
 
 
 def _increases(
@@ -82,7 +110,7 @@ def _increases(
     step = max(1, CALL_ROWS // size)  # columns of a call: many short calls take long
     for first in range(0, len(used), step):
         chunk = used[first : first + step]
-        asked = _repeated(rows.clean, repeats * len(chunk))
+        asked = repeated(rows.clean, repeats * len(chunk))
         for place, column in enumerate(chunk):
             order = np.concatenate([rng.permutation(len(rows)) for _ in range(repeats)])
             for name in column.outputs:
@@ -97,7 +125,8 @@ def _increases(
     return increases
 
 
-def _repeated(clean: pd.DataFrame, times: int) -> pd.DataFrame:
+def repeated(clean: pd.DataFrame, times: int) -> pd.DataFrame:
+    """All rows so many times, one copy after the other."""
     return clean.iloc[np.tile(np.arange(len(clean)), times)].reset_index(drop=True)
 
 
@@ -122,7 +151,7 @@ def donors(column: Any, pool: Rows) -> np.ndarray:
     return np.array([present[int(np.argmax(present_values == level))] for level in levels])
 
 
-def _labels(column: Any, rows: Rows) -> tuple[list[str], list[float | None]]:
+def labels_of(column: Any, rows: Rows) -> tuple[list[str], list[float | None]]:
     """Labels of the values of a column, and their positions on an axis."""
     values = rows.clean[column.outputs[0]]
     if column.kind == "category":
@@ -137,77 +166,37 @@ def dependence(
     model: Any, names: list[str], pool: Rows, held: Rows, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """For some columns by name: mean of the rows' predictions at each value, and the middle 80 % of them."""
-    rows, curve_data = held.spread(CURVE_ROWS), []
-    say(f"the report moves {min(len(names), MAX_CURVES)} columns of {len(rows)} rows")
+    rows, columns = held.spread(CURVE_ROWS), movable(model, names, pool)
+    say(f"the report moves {len(columns)} columns of {len(rows)} rows")
     classes = 1 if is_regression(model) else min(MAX_CLASSES, len(model.estimator_.classes_))
-    for column in _columns(model, names):
+    curve_data = []
+    for column in columns:
         at = pool.take(donors(column, pool))
-        asked = moved(_repeated(rows.clean, len(at)), column, at.clean.iloc[np.repeat(np.arange(len(at)), len(rows))])
+        asked = moved(repeated(rows.clean, len(at)), column, at.clean.iloc[np.repeat(np.arange(len(at)), len(rows))])
         curves = centres(model, asked).reshape(len(at), len(rows), -1)[:, :, :classes]
-        labels, x = _labels(column, at)
+        labels, x = labels_of(column, at)
         parts = {
             "mean": curves.mean(1),
             "low": np.quantile(curves, BAND_QUANTILES[0], 1),
             "high": np.quantile(curves, BAND_QUANTILES[1], 1),
         }
         answer = {key: [numbers(line) for line in values.T] for key, values in parts.items()}
-        curve_data.append(_described(column) | {"labels": labels, "x": x} | answer)
+        curve_data.append(described(column) | {"labels": labels, "x": x} | answer)
     return curve_data
 
 
-def _columns(model: Any, names: list[str]) -> list[Any]:
-    by_name = {column.name: column for column in model.table_.used}
-    return [by_name[name] for name in names[:MAX_CURVES]]
+def movable(model: Any, names: list[str], pool: Rows) -> list[Any]:
+    """The first of some columns by name, but for those without any value in the pool."""
+    known = {
+        column.name: column for column in model.table_.used if pool.clean[column.outputs[0]].notna().to_numpy().any()
+    }
+    return [known[name] for name in names if name in known][:MAX_CURVES]
 
 
-def what_if(
-    model: Any, names: list[str], pool: Rows, chosen: Rows, titles: list[str], coverage: float = COVERAGE
-) -> list[dict[str, Any]]:
-    """For some rows: predictions and OOD scores when one column takes other values, among them that of the row itself."""
-    rows_data, asked = [], []
-    for place, title in enumerate(titles):
-        row, curves = chosen.take([place]), []
-        for column in _columns(model, names):
-            at, start = _with_own(column, pool, row)
-            asked.append(moved(_repeated(row.clean, len(at)), column, at.clean))
-            labels, x = _labels(column, at)
-            curves.append(_described(column) | {"labels": labels, "x": x, "start": start})
-        rows_data.append({"name": title, "line": row.places[0], "columns": curves})
-    every = pd.concat(asked)  # one call: many calls take long, many rows hardly longer
-    predicted = forecast(model.estimator_, every, coverage=coverage)
-    predictions, strange = shown_values(model, predicted), predicted.scores
-    ends = np.cumsum([len(rows) for rows in asked])
-    for curve, end in zip((curve for row in rows_data for curve in row["columns"]), ends, strict=True):
-        part = slice(end - len(curve["labels"]), end)
-        curve |= {"answers": [numbers(line) for line in predictions[part]], "strange": numbers(strange[part])}
-    return rows_data
-
-
-def _described(column: Any) -> dict[str, Any]:
+def described(column: Any) -> dict[str, Any]:
     """The name of a column, and how the page draws it."""
     kinds = {"line": column.kind not in ("category", "truth"), "dates": column.kind in ("date", "time")}
     return {"name": short(column.name), **kinds}
-
-
-def _with_own(column: Any, pool: Rows, row: Rows) -> tuple[Rows, int]:
-    """Rows whose values of a column are tried, with the row itself among them in order, and the position of the row."""
-    first = column.outputs[0]
-    row_value = row.clean[first].iloc[0]
-    at = pool.take(donors(column, pool))
-    values = at.clean[first]
-    same = values.isna().to_numpy() if pd.isna(row_value) else (values == row_value).to_numpy()
-    at = at.take(np.nonzero(~same)[0])
-    start = 0
-    if column.kind != "category" and not pd.isna(row_value):
-        start = int(np.sum(at.clean[first].to_numpy(dtype=float) < float(row_value)))
-    frames = [pd.concat([part.iloc[:start], row_part, part.iloc[start:]]) for part, row_part in _pairs(at, row)]
-    places = [*at.places[:start], row.places[0], *at.places[start:]]
-    return Rows(frames[0], frames[1], places), start
-
-
-def _pairs(at: Rows, row: Rows) -> list[tuple[Any, Any]]:
-    """Pairs of the cells of both, and of the inputs of both."""
-    return [(at.frame, row.frame), (at.clean, row.clean)]
 
 
 def importance_chart(importances: list[Importance]) -> list[dict[str, Any]]:
@@ -221,3 +210,24 @@ def importance_chart(importances: list[Importance]) -> list[dict[str, Any]]:
         }
         for importance in importances
     ]
+
+
+def importance_table(importances: list[Importance]) -> Table:
+    """The numbers of the bar chart."""
+    rows = [[short(importance.name), importance.mean, importance.std] for importance in importances]
+    return Table(
+        "Increase of the error by column.", ["column", "mean increase", "standard deviation"], rows, folded=True
+    )
+
+
+def dependence_table(curves: list[dict[str, Any]], classes: list[str]) -> Table:
+    """The numbers of all dependence plots: a line for each column, value and class."""
+    rows: list[list[Any]] = []
+    for own in curves:
+        for place, lines in enumerate(zip(own["mean"], own["low"], own["high"], strict=True)):
+            named = [classes[place]] if len(classes) > 1 else []
+            rows += [
+                [own["name"], label, *named, *values] for label, *values in zip(own["labels"], *lines, strict=True)
+            ]
+    header = ["column", "value", *(["class"] if len(classes) > 1 else []), "mean", "band from", "to"]
+    return Table("Mean prediction and band by column and value.", header, rows, control=True, folded=True)

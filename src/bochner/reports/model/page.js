@@ -2,7 +2,26 @@
 (() => {
 const charts = JSON.parse(document.getElementById("charts").textContent);
 const plain = new Intl.NumberFormat("en", { maximumSignificantDigits: 4, useGrouping: "min2" });
-const show = (value) => (value === null ? "—" : plain.format(value).replace("-", "−"));
+const tick = (value) => plain.format(value).replace("-", "−");
+
+// A number as in the tables: the rule of number_text in rows.py.
+function show(value) {
+  if (value === null) return "—";
+  const size = Math.abs(value), sign = value < 0 ? "−" : "";
+  if (size !== 0 && (size < 1e-3 || size >= 1e9)) return sign + threeDigits(size);
+  const power = Number(size.toExponential().split("e")[1]);
+  const digits = Number.isInteger(size) ? 0 : Math.max(0, 3 - power), below = Math.floor(size);
+  // Python rounds a half to the even neighbour, toFixed upwards.
+  const text = digits === 0 && size - below === 0.5 ? String(below + (below % 2)) : size.toFixed(digits);
+  return sign + (size < 1e4 ? text : text.replace(/\B(?=(\d{3})+$)/g, ","));
+}
+
+function threeDigits(size) {
+  const rounded = Number(size.toPrecision(3));
+  if (rounded >= 1e-4 && rounded < 1) return String(rounded);
+  const [digits, power] = rounded.toExponential().split("e");
+  return `${digits}e${power[0].replace("-", "−")}${power.slice(1).padStart(2, "0")}`;
+}
 
 // ---------------------------------------------------------------- elements; texts are only ever texts
 
@@ -91,10 +110,10 @@ function axes(place, chart, label, xs, ys) {
   const x = scale(xs, [frame.left, frame.right]), y = scale(ys, [frame.bottom, frame.top]);
   for (const value of ticks(ys, 5)) {
     svg.append(draw("line", { class: "axis", x1: frame.left, x2: frame.right, y1: y(value), y2: y(value) }));
-    svg.append(draw("text", { class: "soft", x: frame.left - 6, y: y(value) + 4, "text-anchor": "end" }, show(value)));
+    svg.append(draw("text", { class: "soft", x: frame.left - 6, y: y(value) + 4, "text-anchor": "end" }, tick(value)));
   }
   const marks = chart.dates ? [0, Math.floor(chart.x.length / 2), chart.x.length - 1].map((at) => [chart.x[at], chart.labels[at]])
-    : ticks(xs, width < 450 ? 3 : 6).map((value) => [value, show(value)]);
+    : ticks(xs, width < 450 ? 3 : 6).map((value) => [value, tick(value)]);
   for (const [value, text] of marks) {
     if (value === null) continue;
     const anchor = x(value) > frame.right - 40 ? "end" : x(value) < frame.left + 20 ? "start" : "middle";
@@ -112,14 +131,11 @@ function axes(place, chart, label, xs, ys) {
 function lines(place, chart, label) {
   const low = chart.low ?? chart.y, high = chart.high ?? chart.y;
   const at = chart.x.map((value, index) => index).filter((index) => chart.x[index] !== null);
-  const { svg, x, y } = axes(place, chart, label, chart.xs ?? range(chart.x), chart.ys ?? range([...low, ...high, ...(chart.dots ?? [])]));
+  const { svg, x, y } = axes(place, chart, label, chart.xs ?? range(chart.x), chart.ys ?? range([...low, ...high]));
   const path = (values, order) => order.map((index) => `${x(chart.x[index])},${y(values[index])}`);
   if (chart.diagonal) svg.append(draw("line", { class: "guide", x1: x(0), y1: y(0), x2: x(1), y2: y(1) }));
   if (chart.low) svg.append(draw("polygon", { class: "band", points: [...path(high, at), ...path(low, [...at].reverse())].join(" ") }));
   svg.append(draw("polyline", { class: "curve", points: path(chart.y, at).join(" ") }));
-  for (const index of chart.dots ? at : []) {
-    svg.append(draw("circle", { class: "dot flagged", r: 2.5, cx: x(chart.x[index]), cy: y(chart.dots[index]) }));
-  }
   for (const index of at.length > 40 ? [] : at) {
     const dot = draw("circle", { class: index === chart.mark ? "chosen" : "dot", r: index === chart.mark ? 7 : 3.5, cx: x(chart.x[index]), cy: y(chart.y[index]) });
     const name = chart.labels ? chart.labels[index] : show(chart.x[index]);
@@ -128,7 +144,7 @@ function lines(place, chart, label) {
   }
 }
 
-// Points that name their row: under the pointer, or chosen with the arrow keys.
+// Points that name their row, under the pointer or chosen with the arrow keys; in a band where they have low and high ends.
 function points(place, chart, label) {
   const first = !place.firstElementChild;
   if (first) {
@@ -136,14 +152,17 @@ function points(place, chart, label) {
     place.append(group, make("div", { class: "details", role: "status" }, "Point at a row, or choose one with the arrow keys."));
   }
   const [group, details] = place.children;
-  const { svg, x, y } = axes(group, chart, label, range(chart.points.map((p) => p[0])), chart.ys ?? range([0, ...chart.points.map((p) => p[1])]));
+  const order = chart.points.map((_, index) => index).sort((a, b) => chart.points[a][0] - chart.points[b][0]);
+  const across = chart.points.map((point) => point[0]), up = chart.points.map((point) => point[1]);
+  const { svg, x, y } = axes(group, chart, label, range(across), chart.ys ?? range([...up, ...(chart.low ?? [0]), ...(chart.high ?? [])]));
+  const path = (values, order) => order.map((index) => `${x(across[index])},${y(values[index])}`);
+  if (chart.low) svg.append(draw("polygon", { class: "band", points: [...path(chart.high, order), ...path(chart.low, [...order].reverse())].join(" ") }));
   if (chart.level !== undefined) svg.append(draw("line", { class: "guide", x1: 62, x2: group.clientWidth - 12, y1: y(chart.level), y2: y(chart.level) }));
-  const dots = chart.points.map(([across, up, row, flagged]) => {
-    const dot = draw("circle", { class: flagged ? "dot flagged" : "dot", r: 3.5, cx: x(across), cy: y(up), "data-row": row });
+  const dots = chart.points.map(([, , row, flagged], index) => {
+    const dot = draw("circle", { class: flagged ? "dot flagged" : "dot", r: chart.low ? 2 : 3.5, cx: x(across[index]), cy: y(up[index]), "data-row": row });
     svg.append(dot);
     return dot;
   });
-  const order = chart.points.map((_, index) => index).sort((a, b) => chart.points[a][0] - chart.points[b][0]);
   let chosen = -1;
   const choose = (position) => {
     if (chosen >= 0) dots[order[chosen]].classList.remove("chosen");
@@ -170,7 +189,7 @@ function describe(details, row) {
   const table = document.querySelector("#rows table"), cells = table.querySelector(`tr[data-row="${row}"]`).cells;
   const list = make("dl");
   [...table.tHead.rows[0].cells].forEach((head, index) => {
-    list.append(make("div", {}, make("dt", {}, head.textContent), make("dd", {}, cells[index].textContent)));
+    list.append(make("div", {}, make("dt", { dir: "auto" }, head.textContent), make("dd", { dir: "auto" }, cells[index].textContent)));
   });
   details.replaceChildren(list);
 }
@@ -178,7 +197,7 @@ function describe(details, row) {
 // ---------------------------------------------------------------- charts with controls
 
 function chooser(name, options, change) {
-  const select = make("select", {}, ...options.map((text, index) => make("option", { value: index }, text)));
+  const select = make("select", {}, ...options.map((text, index) => make("option", { value: index, dir: "auto" }, text)));
   select.addEventListener("change", change);
   return [make("label", {}, name, select), select];
 }
@@ -211,7 +230,7 @@ function whatIf(place, chart, label) {
     };
     const [row, rows] = chooser("Row", chart.rows.map((own) => own.name), start);
     const [column, columns] = chooser("Column to move", chart.rows[0].columns.map((own) => own.name), start);
-    const slider = make("input", { type: "range", min: "0", step: "1" }), value = make("span");
+    const slider = make("input", { type: "range", min: "0", step: "1" }), value = make("span", { dir: "auto" });
     slider.addEventListener("input", () => whatIf(place, chart, label));
     place.append(make("div", { class: "controls" }, row, column, make("label", {}, value, slider)));
     place.append(make("p", { class: "said", role: "status" }), make("div"));
@@ -219,24 +238,68 @@ function whatIf(place, chart, label) {
     return start();
   }
   const { rows, columns, slider, value } = place.parts, own = chart.rows[rows.value].columns[columns.value];
-  const at = Number(slider.value), found = own.answers[at], here = at === own.start ? " (its own value)" : "";
-  value.textContent = `${own.name} = ${own.labels[at]}${here}`;
-  slider.setAttribute("aria-valuetext", own.labels[at]);
-  const strange = own.strange[at] > chart.threshold ? "unlike the training data" : "like the training data";
-  const [said, picture] = [place.children[1], place.children[2]];
-  if (chart.classes.length) {
-    const best = found.indexOf(Math.max(...found));
-    said.textContent = `${chart.classes[best]}, with probability ${show(found[best])}; ${strange}`;
-    const items = chart.classes.map((name, index) => ({ name, value: found[index] })).sort((a, b) => b.value - a.value).slice(0, 8);
-    return bars(picture, { items, domain: [0, 1], xlabel: "probability" }, label);
-  }
-  said.textContent = `${show(found[0])}; ${chart.band} band from ${show(found[1])} to ${show(found[2])}; ${strange}`;
+  const at = nameValue(own, slider, value), picture = tell(place, chart, label, own.answers[at], own.strange[at]);
+  if (chart.classes.length) return;
   const column = (place) => own.answers.map((answer) => answer[place]);
   if (own.line && own.x[at] !== null) {
-    return lines(picture, { x: own.x, labels: own.labels, dates: own.dates, y: column(0), low: column(1), high: column(2), mark: at, xlabel: own.name, ylabel: chart.ylabel }, label);
+    lines(picture, { x: own.x, labels: own.labels, dates: own.dates, y: column(0), low: column(1), high: column(2), mark: at, xlabel: own.name, ylabel: chart.ylabel }, label);
+    return;
   }
   const items = own.labels.map((name, index) => ({ name, value: own.answers[index][0], low: own.answers[index][1], high: own.answers[index][2], plain: index !== at }));
   bars(picture, { items, xlabel: chart.ylabel }, label);
+}
+
+// The most important columns of a row, moved together: every combination of values has its answer, those of the last column fastest.
+function together(place, chart, label) {
+  const redraw = () => together(place, chart, label);
+  if (!place.firstElementChild) {
+    const start = () => {
+      chart.rows[rows.value].columns.forEach((own, index) => {
+        sliders[index].max = own.labels.length - 1;
+        sliders[index].value = own.start;
+      });
+      redraw();
+    };
+    const [row, rows] = chooser("Row", chart.rows.map((own) => own.name), start);
+    const sliders = chart.rows[0].columns.map(() => make("input", { type: "range", min: "0", step: "1" }));
+    const values = sliders.map(() => make("span", { dir: "auto" }));
+    for (const slider of sliders) slider.addEventListener("input", redraw);
+    place.append(make("div", { class: "controls" }, row, ...sliders.map((slider, index) => make("label", {}, values[index], slider))));
+    place.append(make("p", { class: "said", role: "status" }), make("div"));
+    place.parts = { rows, sliders, values };
+    return start();
+  }
+  const { rows, sliders, values } = place.parts, own = chart.rows[rows.value];
+  const combination = (choose) => own.columns.reduce((sum, column, index) => sum * column.labels.length + choose(column, index), 0);
+  const at = combination((column, index) => nameValue(column, sliders[index], values[index]));
+  const picture = tell(place, chart, label, own.answers[at], own.strange[at]);
+  if (chart.classes.length) return;
+  const bar = (name, [value, low, high], plain) => ({ name, value, low, high, plain });
+  const items = [bar("with its own values", own.answers[combination((column) => column.start)], true), bar("with these values", own.answers[at], false)];
+  bars(picture, { items, xlabel: chart.ylabel }, label);
+}
+
+// Names the value that a slider is at; returns its position.
+function nameValue(own, slider, value) {
+  const at = Number(slider.value), here = at === own.start ? " (its own value)" : "";
+  value.textContent = `${own.name} = ${own.labels[at]}${here}`;
+  slider.setAttribute("aria-valuetext", own.labels[at]);
+  return at;
+}
+
+// Says an answer of the model, and draws it where it is of classes; returns the place of the picture.
+function tell(place, chart, label, found, score) {
+  const strange = score > chart.threshold ? "unlike the training data" : "like the training data";
+  const [, said, picture] = place.children;
+  if (!chart.classes.length) {
+    said.textContent = `${show(found[0])}; ${chart.band} band from ${show(found[1])} to ${show(found[2])}; ${strange}`;
+    return picture;
+  }
+  const best = found.indexOf(Math.max(...found));
+  said.replaceChildren(make("bdi", {}, chart.classes[best]), `, with probability ${show(found[best])}; ${strange}`);
+  const items = chart.classes.map((name, index) => ({ name, value: found[index] })).sort((a, b) => b.value - a.value).slice(0, 8);
+  bars(picture, { items, domain: [0, 1], xlabel: "probability" }, label);
+  return picture;
 }
 
 // ---------------------------------------------------------------- tables
@@ -268,7 +331,7 @@ function control(holder) {
 
 document.querySelectorAll("#rows tbody tr").forEach((row, index) => row.setAttribute("data-row", index));
 document.querySelectorAll("[data-control]").forEach(control);
-const kinds = { bars, lines, points, dependence, whatIf };
+const kinds = { bars, lines, points, dependence, whatIf, together };
 const figures = [...document.querySelectorAll("[data-chart]")].map((figure) => {
   const place = make("div");
   figure.prepend(place);

@@ -32,6 +32,7 @@ class Table:
         control: Whether it can be sorted and filtered.
         shades: A share from 0 to 1 behind each cell after the first; none by default.
         key: Its id on the page; empty for none.
+        folded: Whether it stands behind its caption, which opens it: the numbers of a chart.
     """
 
     caption: str
@@ -40,6 +41,7 @@ class Table:
     control: bool = False
     shades: Sequence[Sequence[float]] = ()
     key: str = ""
+    folded: bool = False
 
     def is_number(self, place: int) -> bool:
         """Whether a column holds numbers."""

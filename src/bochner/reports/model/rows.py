@@ -125,8 +125,11 @@ def short(text: Any, most: int = MAX_SHOWN_LETTERS) -> str:
 
 
 def number(value: float | None) -> float | None:
-    """A number rounded to six digits, for the data of a page; None where it is missing or not finite."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+    """A number rounded to ten digits, for the data of a page; None where it is missing or not finite.
+
+    The page shows up to nine of them, see ``number_text``.
+    """
+    return None if value is None or not math.isfinite(value) else float(f"{value:.10g}")
 
 
 def numbers(values: Any) -> list[float | None]:
@@ -135,14 +138,15 @@ def numbers(values: Any) -> list[float | None]:
 
 
 def number_text(value: float | None) -> str:
-    """A number as text: four digits, with commas from 10,000 on, so that a year has none."""
-    if value is None or not math.isfinite(value):
+    """A number as text: four digits, with commas from 10,000 on, so that a year has none. ``show`` in page.js has the same rule."""
+    value = number(value)
+    if value is None:
         return "—"
     if value != 0 and not 1e-3 <= abs(value) < 1e9:
         return f"{value:.3g}".replace("-", "−")
-    digits = 0 if value == 0 or value == round(value) else max(0, 3 - math.floor(math.log10(abs(value))))
+    digits = 0 if value == round(value) else max(0, 3 - math.floor(math.log10(abs(value))))
     apart = "," if abs(value) >= 1e4 else ""
-    return f"{value:{apart}.{digits}f}".replace("-", "−")
+    return f"{value or 0:{apart}.{digits}f}".replace("-", "−")
 
 
 def percent(share: float) -> str:
