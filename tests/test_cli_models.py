@@ -195,6 +195,19 @@ def test_bad_rows_of_folders_and_patterns_are_listed_under_a_plain_name(tmp_path
     assert models_module._bad_rows_file(Path("in/t.csv"), False) is None
 
 
+def test_a_table_of_few_different_rows_is_measured_by_all_of_them(tmp_path):
+    """Four combinations of yes and no: if equal rows stayed together, a whole combination would be unknown to the model."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.choice(["yes", "no"], (160, 2)), columns=["heads", "tails"])
+    table["same"] = np.where(table["heads"] == table["tails"], "yes", "no")
+    table.to_csv(tmp_path / "t.csv", index=False)
+    result = run(
+        "fit", tmp_path / "t.csv", "--target", "same", "--out", tmp_path / "m.bochner", "--hidden", "", "--json"
+    )
+    assert json.loads(result.stdout)["held_out"]["accuracy"] == 1
+    assert not any("repeat" in line for line in json.loads(result.stdout)["summary"])
+
+
 def test_members_are_counted_by_what_they_stand_on():
     members = [Member(0.3, None), Member(0.32, None), *(Member(0.19, None, number, None) for number in range(2))]
     assert describe_members(members) == "2 on the columns (0.62), 2 on networks (0.38)"

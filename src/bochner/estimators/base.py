@@ -385,14 +385,30 @@ def _kinds(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first, number.ravel()
 
 
+def are_common(x: np.ndarray, numbers: np.ndarray, rows: float | None = None) -> np.ndarray:
+    """Which rows may be equal to others without being copies: the table has few different inputs, such as yes and no.
+
+    The same inputs come with other targets, too, or there are more rows than combinations of values.
+
+    Args:
+        x: Inputs as numbers, (n, d).
+        numbers: A number for each row, the same for equal inputs and targets.
+        rows: Number of rows of the table, equal ones included; by default n.
+    """
+    _, kind = _kinds(x.astype(np.float64) + 0.0)
+    first = np.unique(numbers, return_index=True)[1]
+    targets = np.bincount(kind[first], minlength=kind.max() + 1)
+    combinations = sum(math.log(len(np.unique(column))) for column in x.T)
+    return (targets[kind] > 1) | (combinations <= math.log(rows or len(x)))
+
+
 def divide_common_rows(
     x: np.ndarray, first: np.ndarray, weight: np.ndarray, unit: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Merged rows, of which those that are common by nature are divided into parts of equal weight.
 
-    In a table of few different inputs, such as yes and no, equal rows are no copies: the same inputs come with other targets, or
-    there are more rows than combinations of values. If all of them had to judge together, the rest would say too little about them,
-    and every prediction would be far too unsure.
+    If all of their copies had to judge together, the rest would say too little about them, and every prediction would be far too
+    unsure.
 
     Args:
         x: Inputs of all rows as numbers.
@@ -400,8 +416,9 @@ def divide_common_rows(
         weight: Their weights.
         unit: Weight of a single row.
     """
-    _, kind = _kinds(x[first].astype(np.float64) + 0.0)
-    combinations = sum(math.log(len(np.unique(column))) for column in x[first].T)
-    is_common = (np.bincount(kind)[kind] > 1) | (combinations <= math.log(len(x)))
-    parts = np.where(is_common, np.clip(np.floor(weight / unit + 1e-9), 1, MAX_PARTS), 1).astype(int)
+    parts = np.where(
+        are_common(x[first], np.arange(len(first)), weight.sum() / unit),
+        np.clip(np.floor(weight / unit + 1e-9), 1, MAX_PARTS),
+        1,
+    ).astype(int)
     return np.repeat(first, parts), np.repeat(weight / parts, parts)

@@ -11,7 +11,7 @@ import pandas as pd
 from sklearn.model_selection import train_test_split
 
 from bochner.errors import listed
-from bochner.estimators.base import TrainingData
+from bochner.estimators.base import TrainingData, are_common
 from bochner.estimators.evaluation import forecast
 from bochner.tables.cells import as_text, read_numbers
 from bochner.tables.columns import as_cells, is_text
@@ -178,9 +178,16 @@ def _attempt(step: Callable[[], Result], problems: list[str]) -> Result | None:
 
 
 def _equal_rows(frame: pd.DataFrame, y: np.ndarray) -> np.ndarray:
-    """A number for each row; rows with equal inputs and target have the same number."""
-    rows = frame.assign(**{"the target": y})
-    return rows.groupby(list(rows.columns), sort=False, dropna=False).ngroup().to_numpy()
+    """A number for each row; rows that may be copies of each other, with equal inputs and target, have the same number.
+
+    In a table of few different inputs equal rows are no copies: see ``bochner.estimators.base.are_common``.
+    """
+    codes = np.column_stack([pd.factorize(frame[name], use_na_sentinel=False)[0] for name in frame.columns])
+    rows = pd.DataFrame(codes).assign(target=pd.factorize(y)[0])
+    numbers = rows.groupby(list(rows.columns), sort=False).ngroup().to_numpy(copy=True)
+    common = are_common(codes, numbers)
+    numbers[common] = len(numbers) + np.nonzero(common)[0]
+    return numbers
 
 
 def check_names(source: Source, target: str, drop: Sequence[str]) -> None:
