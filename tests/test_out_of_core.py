@@ -510,6 +510,20 @@ def test_a_search_for_modes_that_is_cut_short_says_so_and_keeps_the_best_weights
     assert model.score(x, y > 0) > 0.93
 
 
+def test_bad_rows_beyond_a_number_are_counted_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("bochner.tables.reading.MAX_LISTED_ROWS", 25)
+    frame = make_frame()
+    frame.loc[::50, "y"] = np.nan
+    frame.to_parquet(tmp_path / "t.parquet", row_group_size=500)
+    with pytest.raises(TableError, match=r"^A sample of \S+t\.parquet has \d+ rows that cannot be used"):
+        fit_folder(tmp_path / "t.parquet", tmp_path / "m.bochner")
+    done = fit_folder(tmp_path / "t.parquet", tmp_path / "m.bochner", skip_bad=True)
+    lines = done.written[-1].read_text().splitlines()
+    assert len(done.table.bad) == 60
+    assert len(lines) == 1 + 25 + 1
+    assert "and 35 more rows that are not listed" in lines[-1]
+
+
 def test_the_lowest_targets_of_a_sample_are_never_held_out(tmp_path):
     frame = make_frame()
     frame["money"] = np.exp(frame["y"])

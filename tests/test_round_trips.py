@@ -76,7 +76,7 @@ def check_equal(source, pieces, out):
     found = read_table(again).texts
     assert again.names == [*source.names, "new mean", "new ood"]
     assert found[source.names].to_numpy().tolist() == texts
-    assert again.bad == []
+    assert not again.bad
     return again, texts
 
 

@@ -44,7 +44,7 @@ def listed(names: Sequence[object], most: int = 5) -> str:
     return ", ".join(quoted) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def shortened(problems: Sequence[str]) -> list[str]:
-    """The first problems, and how many more there are."""
-    more = len(problems) - PROBLEMS_SHOWN
-    return [*problems[:PROBLEMS_SHOWN], *([f"... and {more} more."] if more > 0 else [])]
+def shortened(problems: Sequence[str], unlisted: int = 0) -> list[str]:
+    """The first problems, and how many more there are, with those that are not listed."""
+    more = len(problems) - PROBLEMS_SHOWN + unlisted
+    return [*problems[:PROBLEMS_SHOWN], *([f"... and {more:,} more."] if more > 0 else [])]

@@ -20,7 +20,7 @@ from bochner.files import write_text
 from bochner.storage.models import load, save
 from bochner.tables import fitting
 from bochner.tables.cells import as_text
-from bochner.tables.reading import BadRow, Source, open_table, read_table
+from bochner.tables.reading import BadRows, Source, open_table, read_table
 from bochner.tables.table import Changes
 from bochner.tables.writing import check_output_kind, write_bad_rows, writer
 
@@ -135,7 +135,7 @@ def _held_out_report(
     return measured_report(fitted.estimator, held, heading, predicted=predicted, train=train, say=note)
 
 
-def _list_bad(files: Files, bad: list[BadRow]) -> list[Path]:
+def _list_bad(files: Files, bad: BadRows) -> list[Path]:
     """Writes the list of rows that cannot be used, if there are any; returns its path."""
     if files.bad_rows is None:
         return []

@@ -11,7 +11,7 @@ from bochner.streaming.moments import MomentCollector, Moments
 from bochner.streaming.sample import Sample
 from bochner.tables.errors import TableError
 from bochner.tables.fitting import FittedTable, TrainingTable, keep_readable
-from bochner.tables.reading import BadRow, Piece, Portion, Source, joined
+from bochner.tables.reading import BadRows, Piece, Portion, Source, joined
 from bochner.tables.table import Changes
 
 PORTION_ROWS = 200_000  # rows of a portion, where a file can be read in portions
@@ -56,7 +56,7 @@ class TableSampler:
         self.say(
             f"more than {self.max_rows:,} rows: drawing a sample of them, from which columns and networks are learnt"
         )
-        sample, bad = Sample(self.max_rows), []
+        sample, bad = Sample(self.max_rows), BadRows()
         draw = _Drawing(source.resolved(), self.target, self.max_rows, self.seed)
 
         def portions() -> Iterator[tuple[int, Portion, float]]:
@@ -69,8 +69,8 @@ class TableSampler:
 
         for drawn, bad_rows in map_portions(draw, portions(), self.engine):
             sample.merge(drawn)
-            bad += bad_rows
-        source.bad[:] = bad
+            bad.extend(bad_rows)
+        source.bad = bad
         frame, _, places = sample.in_order()
         return Piece(frame, places.tolist()), sample.rows
 
@@ -84,9 +84,9 @@ class _Drawing:
     max_rows: int
     seed: int
 
-    def __call__(self, task: tuple[int, Portion, float]) -> tuple[Sample, list[BadRow]]:
+    def __call__(self, task: tuple[int, Portion, float]) -> tuple[Sample, BadRows]:
         number, portion, largest_key = task
-        source, sample = replace(self.source, notes=[], bad=[]), Sample(self.max_rows, largest_key)
+        source, sample = replace(self.source, notes=[], bad=BadRows()), Sample(self.max_rows, largest_key)
         generator = np.random.default_rng([self.seed, number])
         for piece in source.pieces(portion=portion):
             if piece.places:
@@ -108,7 +108,7 @@ class _Learnt:
 
     moments: Moments
     changes: Changes
-    bad: list[BadRow]
+    bad: BadRows
     unknown: int = 0
     read: int = 0
 
@@ -116,7 +116,7 @@ class _Learnt:
         """Adds what another portion gives."""
         self.moments.add(other.moments)
         self.changes.add_all(other.changes)
-        self.bad += other.bad
+        self.bad.extend(other.bad)
         self.unknown += other.unknown
         self.read += other.read
 
@@ -131,7 +131,7 @@ class _Learning:
 
     def __call__(self, numbered: tuple[int, Portion]) -> _Learnt:
         number, portion = numbered
-        source, table, collector = replace(self.source, notes=[], bad=[]), self.table, self.collector
+        source, table, collector = replace(self.source, notes=[], bad=BadRows()), self.table, self.collector
         learnt = _Learnt(collector.empty(number), Changes(), source.bad)
         classes = getattr(collector.estimator, "classes_", None)
         for piece in source.pieces(portion=portion):
@@ -171,14 +171,14 @@ def learn_from_all(
     slim = replace(table, frame=table.frame.iloc[:0], groups=table.groups[:0], places=table.places[:0])
     while True:
         work = _Learning(source.resolved(), slim, learner.collector)
-        total = _Learnt(learner.collector.empty(), Changes(), [])
+        total = _Learnt(learner.collector.empty(), Changes(), BadRows())
         gpus = int(estimator._device() == "cuda")
         for learnt in map_portions(work, enumerate(source.portions(PORTION_ROWS)), engine, gpus):
             total.add(learnt)
             say(f"the heads have learnt from {total.moments.rows:,} of {table.rows:,} rows")
         if total.read != table.rows:
             raise TableError(f"{source.path} has changed: it had {table.rows:,} rows at first, and now {total.read:,}.")
-        source.bad[:] = table.bad[:] = total.bad
+        source.bad = table.bad = total.bad
         if not skip_bad:
             source.check_bad()
         if learner.finish_pass(total.moments):

@@ -1,5 +1,6 @@
 """From a table in a file to a fitted estimator, and from an estimator to the columns that a prediction adds."""
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from bochner.tables.cells import as_text, read_numbers
 from bochner.tables.columns import as_cells, is_text
 from bochner.tables.errors import TableError, no_column
 from bochner.tables.estimators import TableClassifier, TableRegressor
-from bochner.tables.reading import BadRow, Piece, Source, open_table, read_table
+from bochner.tables.reading import BadRow, BadRows, Piece, Source, open_table, read_table
 from bochner.tables.table import MAX_INPUTS, Signs, Table
 from bochner.tables.targets import Target
 
@@ -56,7 +57,7 @@ class TrainingTable:
     source: Source
     rows: int
     sampled: bool = False
-    bad: list[BadRow] = field(default_factory=list)
+    bad: BadRows = field(default_factory=BadRows)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -150,7 +151,7 @@ def read_training(
     if understood is not None:
         y, rows = keep_readable(source, piece, understood, not sampled)
     if not skip_bad:
-        _attempt(source.check_bad, problems)
+        _attempt(lambda: source.check_bad(sampled=sampled), problems)
     frame = frame.iloc[rows].reset_index(drop=True)
     if len(frame) < MIN_ROWS:
         problems.append(f"At least {MIN_ROWS} rows are needed, {path} has {len(frame)} that can be used.")
@@ -164,7 +165,7 @@ def read_training(
     groups = _equal_rows(frame[[column.name for column in table.used]], y)
     if repeated := len(groups) - len(np.unique(groups)):
         source.notes.append(f"{repeated} rows repeat another one; equal rows are fitted or tested together")
-    places, total, bad = np.array(piece.places)[rows], max(count, len(piece.places)), list(source.bad)
+    places, total, bad = np.array(piece.places)[rows], max(count, len(piece.places)), BadRows(source.bad)
     return TrainingTable(frame, y, understood, groups, places, table, source, total, sampled, bad, source.notes)
 
 
@@ -207,7 +208,7 @@ def check_names(source: Source, target: str, drop: Sequence[str]) -> None:
 def _find_names_below(source: Source, target: str) -> str:
     """A sentence that says where the target's name stands among the first rows; empty where it does not."""
     first = next((piece for piece in source.pieces() if piece.places), None)
-    near = [(bad.place, bad.cells) for bad in source.bad[:NAME_ROWS]]
+    near = [(bad.place, bad.cells) for bad in itertools.islice(source.bad, NAME_ROWS)]
     if first is not None:
         rows = zip(first.places[:NAME_ROWS], first.texts.head(NAME_ROWS).to_numpy(), strict=True)
         near = [(f"{source.unit} {place}", tuple(row)) for place, row in rows] + near

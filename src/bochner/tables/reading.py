@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CHUNK_ROWS = 20_000  # rows in memory at a time
+MAX_LISTED_ROWS = 100_000  # rows that cannot be used of which place and cells are kept
 NUMBER_AS_NAME = re.compile(r"[-+]?\d+([.,]\d+)?")
 
 
@@ -36,6 +37,42 @@ class BadRow:
     place: str
     problem: str
     cells: tuple[str, ...] = ()
+
+
+class BadRows:
+    """Rows that cannot be used, in their order. Beyond the first ``MAX_LISTED_ROWS`` they are only counted, to bound the memory."""
+
+    def __init__(self, rows: "Iterable[BadRow] | BadRows" = ()) -> None:
+        self._listed: list[BadRow] = []
+        self._count = 0
+        self.extend(rows)
+
+    def __len__(self) -> int:
+        """Number of rows, listed or not."""
+        return self._count
+
+    def __iter__(self) -> Iterator[BadRow]:
+        """The rows that are listed."""
+        return iter(self._listed)
+
+    @property
+    def unlisted(self) -> int:
+        """Number of rows that are only counted."""
+        return self._count - len(self._listed)
+
+    def append(self, row: BadRow) -> None:
+        """Adds a row."""
+        self.extend([row])
+
+    def extend(self, rows: "Iterable[BadRow] | BadRows") -> None:
+        """Adds rows."""
+        listed = list(rows)
+        self._count += len(rows) if isinstance(rows, BadRows) else len(listed)
+        self._listed += listed[: MAX_LISTED_ROWS - len(self._listed)]
+
+    def clear(self) -> None:
+        """Forgets all rows."""
+        self._listed, self._count = [], 0
 
 
 @dataclass
@@ -154,7 +191,7 @@ class Source:
     path: Path
     files: list[TableFile]
     notes: list[str] = field(default_factory=list)
-    bad: list[BadRow] = field(default_factory=list)
+    bad: BadRows = field(default_factory=BadRows)
 
     @property
     def header(self) -> list[str]:
@@ -205,7 +242,7 @@ class Source:
     def _put_aside(self, bad: list[BadRow], file: TableFile | None) -> None:
         """Moves bad rows to ``self.bad``, with the file's name where there is one."""
         of = "" if file is None else f" of {file.path.name}"
-        self.bad += [replace(row, place=f"{row.place}{of}") for row in bad]
+        self.bad.extend(replace(row, place=f"{row.place}{of}") for row in bad)
         bad.clear()
 
     def portions(self, rows: int) -> list[Portion]:
@@ -222,12 +259,17 @@ class Source:
                     first = block + 1
         return portions
 
-    def check_bad(self, remedy: str = "correct them, or leave them out with --skip-bad-rows") -> None:
-        """Raises a TableError that names every bad row."""
+    def check_bad(
+        self, remedy: str = "correct them, or leave them out with --skip-bad-rows", sampled: bool = False
+    ) -> None:
+        """Raises a TableError that names every bad row, of the table or of a sample of it."""
         if self.bad:
             lines = [f"{row.place}: {row.problem}" for row in self.bad]
-            count = f"{len(self.bad)} row{'s' * (len(self.bad) > 1)}"
-            raise TableError(f"{self.path} has {count} that cannot be used; {remedy}:", *shortened(lines))
+            count = f"{len(self.bad):,} row{'s' * (len(self.bad) > 1)}"
+            raise TableError(
+                f"{'A sample of ' * sampled}{self.path} has {count} that cannot be used; {remedy}:",
+                *shortened(lines, self.bad.unlisted),
+            )
 
     def raise_empty(self) -> NoReturn:
         """Raises a TableError for a table without a row that can be used."""

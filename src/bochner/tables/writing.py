@@ -16,7 +16,7 @@ from bochner.files import replacing
 from bochner.tables.binary_files import ArrowFile
 from bochner.tables.errors import TableError
 from bochner.tables.paths import ARROW_SUFFIXES, TEXT_SUFFIXES, suffix_of
-from bochner.tables.reading import BadRow, Piece, Source
+from bochner.tables.reading import BadRows, Piece, Source
 from bochner.tables.text_files import BYTE_ORDER_MARK, Dialect, detect_dialect, read_rows
 
 if TYPE_CHECKING:
@@ -179,12 +179,14 @@ class _ParquetWriter:
             self.file.close()
 
 
-def write_bad_rows(path: Path, bad: list[BadRow]) -> None:
+def write_bad_rows(path: Path, bad: BadRows) -> None:
     """A text file of the rows that were left out: where they are, why, and what was read."""
     text = io.StringIO(newline="")
     lines = csv.writer(text)
     width = max((len(row.cells) for row in bad), default=0)
     lines.writerow(["place", "problem", *(f"cell {number}" for number in range(1, width + 1))])
     lines.writerows([row.place, row.problem, *row.cells, *[""] * (width - len(row.cells))] for row in bad)
+    if bad.unlisted:
+        lines.writerow(["", f"and {bad.unlisted:,} more rows that are not listed", *[""] * width])
     with replacing(path) as part:
         part.write_text(text.getvalue(), encoding="utf-8", newline="")
