@@ -42,6 +42,10 @@ TargetName = Annotated[str, typer.Option(help="Column to predict.")]
 ModelOut = Annotated[Path, typer.Option(help="Where the model goes.")]
 Task = Annotated[str, typer.Option(help="'auto', 'regression' or 'classification'.")]
 Drop = Annotated[list[str] | None, typer.Option(help="Columns to leave out, comma-separated or one option for each.")]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(help="Columns that are no ids, codes or numbers of the rows, though they look like it; as --drop."),
+]
 Test = Annotated[float, typer.Option(help="Share of rows held out to measure with; 0 fits to all.", min=0, max=0.9)]
 Kernel = Annotated[str, typer.Option(help="'matern32', 'matern52', 'rbf', 'exponential'; several with commas.")]
 Hidden = Annotated[
@@ -62,15 +66,20 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _drop_names(options: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Columns to leave out: an option is one column's name, or several with commas; names with commas stand in quotes."""
-    names: list[str] = []
-    for text in options:
-        if text in columns:
-            names.append(text)
-        else:
-            names += [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
-    return tuple(name for name in names if name)
+def _column_names(table: Path, *options: Sequence[str] | None) -> list[list[str]]:
+    """Names of columns in each option: one column's name, or several with commas; names with commas stand in quotes."""
+    from bochner.tables.reading import open_table
+
+    columns, found = open_table(table).names, []
+    for texts in options:
+        names: list[str] = []
+        for text in texts or []:
+            if text in columns:
+                names.append(text)
+            else:
+                names += [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
+        found.append([name for name in names if name])
+    return found
 
 
 def _widths(hidden: str) -> tuple[int, ...]:
@@ -127,6 +136,7 @@ def fit(
     out: ModelOut = Path("model.bochner"),
     task: Task = "auto",
     drop: Drop = None,
+    keep: Keep = None,
     test: Test = 0.2,
     kernel: Kernel = "matern32,rbf",
     hidden: Hidden = "200,200,25",
@@ -156,16 +166,15 @@ def fit(
     from bochner.streaming.engines import check_engine
     from bochner.streaming.tables import TableSampler
     from bochner.tables.fitting import read_training
-    from bochner.tables.reading import open_table
 
     options = _checked_options(kernel, hidden, false_alarm=false_alarm, device=device, random_state=seed)
     check_engine(engine)
     note(f"reading {table}")
-    drops = _drop_names(drop or [], open_table(table).names)
+    drop, keep = _column_names(table, drop, keep)
     sampler = TableSampler(target, Settings().sample_rows, seed, engine, note)
-    rows = read_training(table, target, drops, task, skip_bad_rows, sampler)
+    rows = read_training(table, target, drop, task, skip_bad_rows, sampler, keep)
     read = time.perf_counter() - began
-    result = fit_file(files, rows, share=test, drop=drops, deadline=began + seconds, engine=engine, **options)
+    result = fit_file(files, rows, share=test, drop=drop, keep=keep, deadline=began + seconds, engine=engine, **options)
     if report is None:
         _note_overrun(time.perf_counter() - began, seconds, read)
     elif report not in result.written:

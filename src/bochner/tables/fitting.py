@@ -1,5 +1,6 @@
 """From a table in a file to a fitted estimator, and from an estimator to the columns that a prediction adds."""
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,12 @@ import numpy as np
 import pandas as pd
 from sklearn.model_selection import train_test_split
 
-from bochner.errors import listed
+from bochner.errors import listed, shown
 from bochner.estimators.base import TrainingData
 from bochner.estimators.evaluation import forecast
 from bochner.tables.cells import as_text, read_numbers
 from bochner.tables.columns import as_cells, is_text
-from bochner.tables.errors import TableError, no_column
+from bochner.tables.errors import TableError, in_both, no_column
 from bochner.tables.estimators import TableClassifier, TableRegressor
 from bochner.tables.reading import BadRow, Piece, Source, open_table, read_table
 from bochner.tables.table import MAX_INPUTS, Signs, Table
@@ -23,7 +24,10 @@ from bochner.tables.targets import Target
 
 MIN_ROWS = 10  # rows that a fit needs
 NAME_ROWS = 20  # first rows among which the name of a target is looked for that is no column
-FOOTER_WORDS = frozenset({"total", "totals", "sum", "summe", "gesamt", "итого", "average", "mean"})
+FOOTER_WORDS = frozenset(
+    {"total", "totals", "subtotal", "sum", "summe", "gesamt", "gesamtergebnis", "gesamtsumme", "zwischensumme"}
+    | {"итого", "average", "mean"}
+)
 
 Result = TypeVar("Result")
 
@@ -123,6 +127,7 @@ def read_training(
     task: str = "auto",
     skip_bad: bool = False,
     read: Callable[[Source], tuple[Piece, int]] | None = None,
+    keep: Sequence[str] = (),
 ) -> TrainingTable:
     """Reads a table to fit to.
 
@@ -133,15 +138,15 @@ def read_training(
         task: "auto", "regression" or "classification".
         skip_bad: Whether rows that cannot be used are left out.
         read: Gives the rows, all or a sample, and how many there are in all; None for all.
+        keep: Columns that hold no ids, codes or numbers of the rows, though they look like it.
 
     Raises:
         TableError: It cannot be used; all problems are named. Bad rows are problems unless they may be skipped.
     """
     source = open_table(path)
-    check_names(source, target, drop)
+    check_names(source, target, drop, keep)
     piece, count = read(source) if read is not None else (read_table(source), 0)
-    sampled = count > len(piece.places)
-    frame, texts = piece.frame.drop(columns=target), piece.frame[target]
+    frame, texts, sampled = piece.frame.drop(columns=target), piece.frame[target], count > len(piece.places)
     problems: list[str] = []
     signs = Signs.learn(piece.frame, drop)
     understood = _attempt(lambda: Target.learn(target, texts, task, signs.decimal), problems)
@@ -153,7 +158,7 @@ def read_training(
     frame = frame.iloc[rows].reset_index(drop=True)
     if len(frame) < MIN_ROWS:
         problems.append(f"At least {MIN_ROWS} rows are needed, {path} has {len(frame)} that can be used.")
-    table = _attempt(lambda: Table.learn(frame, drop, signs), problems)
+    table = _attempt(lambda: Table.learn(frame, drop, signs, keep), problems)
     if understood is not None:
         classes = np.unique(y) if understood.task == "classification" else None
         _attempt(lambda: check_added(list(frame.columns), target, classes), problems)
@@ -182,18 +187,30 @@ def _equal_rows(frame: pd.DataFrame, y: np.ndarray) -> np.ndarray:
     return rows.groupby(list(rows.columns), sort=False, dropna=False).ngroup().to_numpy()
 
 
-def check_names(source: Source, target: str, drop: Sequence[str]) -> None:
-    """Raises a TableError unless a table has the target and the columns to leave out."""
-    names, problems = source.names, []
+def check_names(source: Source, target: str, drop: Sequence[str], keep: Sequence[str] = ()) -> None:
+    """Raises a TableError unless a table has the target and the columns to leave out and to keep."""
+    names, problems = source.names, in_both(drop, keep)
     if len(names) > MAX_INPUTS:
         problems.append(f"{source.path} has {len(names)} columns, more than {MAX_INPUTS}; keep those that matter.")
     if target not in names:
-        problems.append(no_column("target", target, names) + _find_names_below(source, target))
-    problems += [no_column("drop", name, names) for name in drop if name not in names]
+        problems.append(
+            no_column("target", target, names) + _find_names_below(source, target) + _doubt_encoding(source)
+        )
+    for option, wanted in (("drop", drop), ("keep", keep)):
+        problems += [no_column(option, name, names) + _doubt_encoding(source) for name in wanted if name not in names]
     if target in drop:
         problems.append(f"The target '{target}' cannot be dropped.")
+    if target in keep:
+        problems.append(f"The target '{target}' cannot be kept: it is what is predicted.")
     if problems:
         raise TableError(*problems)
+
+
+def _doubt_encoding(source: Source) -> str:
+    """A sentence for a name that is not found in a text file whose encoding is a guess; empty for other files."""
+    if source.dialect is None or source.dialect.encoding not in ("cp1252", "latin-1"):
+        return ""
+    return " The file is not UTF-8 and is read as Latin-1: if its letters look wrong, save it as UTF-8."
 
 
 def _find_names_below(source: Source, target: str) -> str:
@@ -212,7 +229,7 @@ def _find_names_below(source: Source, target: str) -> str:
 def is_footer(frame: pd.DataFrame, decimal: str) -> bool:
     """Whether the last row of a table holds totals: sums, means and blanks, beside a word such as 'Total' or two sums at least."""
     last = [as_text(frame[name].iloc[-1]).strip() for name in frame.columns]
-    words = [cell.casefold().rstrip(":") in FOOTER_WORDS for cell in last]
+    words = [bool(FOOTER_WORDS & set(re.findall(r"[^\W\d_]+", cell.casefold()))) for cell in last]
     alone = "" in last and sum(map(bool, last)) > 1
     if not (any(words) or alone) or len(frame) < MIN_ROWS:
         return False
@@ -255,6 +272,30 @@ def keep_readable(source: Source, piece: Piece, target: Target, ends: bool = Tru
     return y[rows], rows
 
 
+def keep_known(
+    source: Source, piece: Piece, estimator: Any, y: np.ndarray, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Labels that a model knows, in its spelling, and their rows; the other rows are added to ``source.bad``.
+
+    Args:
+        source: The table.
+        piece: Some rows of it.
+        estimator: A fitted TableClassifier.
+        y: Targets from ``keep_readable``.
+        rows: Indices of their rows.
+    """
+    if not len(y):
+        return y, rows
+    classes = set(estimator.classes_.tolist())
+    labels = estimator.labels(y)
+    known = np.array([label in classes for label in labels.tolist()])
+    for row, label in zip(rows[~known], labels[~known], strict=True):
+        texts = tuple(as_text(piece.frame[name].iloc[row]) for name in piece.frame.columns)
+        problem = f"the target is the class '{shown(label)}', which the model does not know"
+        source.bad.append(BadRow(f"{source.unit} {piece.places[int(row)]}", problem, texts))
+    return labels[known].astype(estimator.classes_.dtype), rows[known]
+
+
 def split_rows(table: TrainingTable, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices of rows to fit and of rows to test on.
 
@@ -288,6 +329,7 @@ def fit_table(table: TrainingTable, *, share: float, drop: Sequence[str], **opti
     began, y = time.perf_counter(), table.y
     clean = table.columns.transform(table.frame)
     training = estimator.learn_understood(table.columns, table.target, clean.iloc[train], y[train], began=began)
+    table.columns, clean = estimator.table_, clean[estimator.table_.outputs]
     estimator.verbose = estimator.estimator_.verbose = False
     known = held[np.isin(y[held], y[train])] if table.target.task == "classification" else held
     return FittedTable(estimator, clean, train, known, len(held) - len(known), training, len(train))
