@@ -317,6 +317,7 @@ def test_names_to_keep_are_checked_as_names_to_drop(named, tmp_path):
     for words, said in (
         (["--keep", "kmm"], "The keep parameter must be one of"),
         (["--keep", "age,km", "--drop", "km"], both),
+        (["--keep", "age\nkmm"], "got 'kmm' instead"),
         (["--keep", "price"], "The target 'price' cannot be kept: it is what is predicted"),
     ):
         result = run("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "m", *words)

@@ -77,7 +77,8 @@ def _column_names(table: Path, *options: Sequence[str] | None) -> list[list[str]
             if text in columns:
                 names.append(text)
             else:
-                names += [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
+                rows = csv.reader(text.splitlines(keepends=True), skipinitialspace=True)
+                names += [name.strip() for row in rows for name in row]
         found.append([name for name in names if name])
     return found
 

@@ -47,9 +47,9 @@ UNITS = rf"{MEASURES}|\s[^\W\d_]{{1,12}}\.?"
 # Names of each unit in lower case and without an s at the end; the first one stands for all of them.
 UNIT_SPELLINGS = (
     "usd $ us$ dollar; eur € euro; gbp £; jpy ¥ yen; inr ₹ rs rupee; krw ₩; rub ₽; try ₺; vnd ₫; uah ₴; ngn ₦; php ₱; thb ฿; "
-    "ils ₪; brl r$; aud a$; cad c$; pln zł; czk kč; % percent pct; m² m2 sqm; m meter metre; km kilometer kilometre; in inch inche; "
-    "ft foot feet; mi mile; g gram; kg kilogram; lb pound; oz ounce; l liter litre; s sec second; min minute; h hr hour; day d; "
-    "week wk; month mo; year yr"
+    "ils ₪; brl r$; aud a$; cad c$; pln zł; czk kč; % percent pct; m² m2 sqm; m meter metre; km kilometer kilometre; "
+    "in inch inche; ft foot feet; mi mile; g gram; kg kilogram; lb pound; oz ounce; l liter litre; s sec second; "
+    "min minute; h hr hour; day d; week wk; month mo; year yr"
 )
 UNIT_NAMES = {name: names[0] for names in map(str.split, UNIT_SPELLINGS.split(";")) for name in names}
 CASE_TELLS = frozenset({"m", "g", "mw", "mj", "mpa", "mhz", "mv"})  # in lower case: other units in upper case

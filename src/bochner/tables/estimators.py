@@ -173,7 +173,7 @@ class _TableEstimator(BaseEstimator):
         """
         began, estimator = began or time.perf_counter(), self._make()
         table = table.without_empty(clean)
-        clean = clean[table.outputs]
+        clean = clean.loc[:, table.outputs]
         if self.budget is not None:  # understanding the table has taken its part
             estimator.budget = max(1e-3, self.budget - (time.perf_counter() - began))
         training = estimator._learn(clean, y, sample_weight)

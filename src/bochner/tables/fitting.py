@@ -239,8 +239,9 @@ def is_footer(frame: pd.DataFrame, decimal: str) -> bool:
         values = as_cells(frame[name])
         numbers = read_numbers(values, decimal) if is_text(values) else np.asarray(values, dtype=float)
         above = numbers[:-1][np.isfinite(numbers[:-1])]
-        if not len(above) or not np.isclose([above.sum(), above.mean()], numbers[-1], rtol=1e-3).any():
-            return False
+        with np.errstate(over="ignore"):  # the sum may be infinite
+            if not len(above) or not np.isclose([above.sum(), above.mean()], numbers[-1], rtol=1e-3).any():
+                return False
     return True
 
 
@@ -329,7 +330,7 @@ def fit_table(table: TrainingTable, *, share: float, drop: Sequence[str], **opti
     began, y = time.perf_counter(), table.y
     clean = table.columns.transform(table.frame)
     training = estimator.learn_understood(table.columns, table.target, clean.iloc[train], y[train], began=began)
-    table.columns, clean = estimator.table_, clean[estimator.table_.outputs]
+    table.columns, clean = estimator.table_, clean.loc[:, estimator.table_.outputs]
     estimator.verbose = estimator.estimator_.verbose = False
     known = held[np.isin(y[held], y[train])] if table.target.task == "classification" else held
     return FittedTable(estimator, clean, train, known, len(held) - len(known), training, len(train))

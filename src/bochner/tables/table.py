@@ -17,6 +17,7 @@ from bochner.tables.columns import (
     as_cells,
     changed_units,
     holds_lists,
+    is_text,
     read_column,
     votes_of,
 )
@@ -151,6 +152,8 @@ class Table:
             values = as_cells(frame[names[column.name]])
             read = read_column(column, values)
             inputs |= read.values
+            if not is_text(values):
+                changes.add_bare(column.name, changed_units(column, values)[1], column.unit)
             if changes.add(column, values, read):
                 _, example = changes.unreadable[column.name]
                 problems.append(
@@ -302,13 +305,18 @@ class Changes:
             self.unreadable[column.name] = (before + wrong, first)
         if not column.missing and read.absent.any():
             self.missing[column.name] += int(read.absent.sum())
-        unit, bare = changed_units(column, values)
-        if unit is not None:
-            self.units.setdefault(column.name, (unit, column.unit))
-        if bare:
-            self.bare[column.name] = (self.bare.get(column.name, (0, ""))[0] + bare, column.unit)
+        if is_text(values):  # a number in a request is in the unit that the service names
+            unit, bare = changed_units(column, values)
+            if unit is not None:
+                self.units.setdefault(column.name, (unit, column.unit))
+            self.add_bare(column.name, bare, column.unit)
         present, (wrong, _) = self.present[column.name], self.unreadable.get(column.name, (0, ""))
         return present >= MIN_JUDGED_CELLS and wrong > UNREADABLE_SHARE * present
+
+    def add_bare(self, name: str, count: int, unit: str) -> None:
+        """Counts cells of a column that lack the unit of training."""
+        if count:
+            self.bare[name] = (self.bare.get(name, (0, unit))[0] + count, unit)
 
     def add_all(self, other: "Changes") -> None:
         """Adds the differences of other rows."""
@@ -319,7 +327,7 @@ class Changes:
             self.unreadable[name] = (before + count, first)
         self.units = other.units | self.units
         for name, (count, unit) in other.bare.items():
-            self.bare[name] = (self.bare.get(name, (0, ""))[0] + count, unit)
+            self.add_bare(name, count, unit)
 
     def lines(self) -> list[str]:
         """What differs, a line for each column."""
