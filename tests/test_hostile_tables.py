@@ -14,7 +14,7 @@ from bochner.estimators.spread import Spread
 from bochner.storage import save
 from bochner.tables.cells import as_number, read_times
 from bochner.tables.errors import TableError
-from bochner.tables.fitting import read_training
+from bochner.tables.fitting import Names, read_training
 from bochner.tables.reading import open_table
 from bochner.tables.table import Changes, Signs, Table
 from bochner.tables.targets import Target
@@ -280,6 +280,7 @@ def test_remarks_on_a_target_are_said():
     assert fees.note == "number in $; 1 cells without '$', which are taken as they are"
     spans = Target.learn("y", pd.Series([f"{v} day{'s' * (v != 1)}" for v in range(ROWS)]))
     assert (spans.task, spans.note) == ("regression", "number in days; 'day', 'days' are one unit")
+    assert Target.learn("rank", pd.Series(range(1, ROWS))).task == "regression"
 
 
 def test_columns_of_lists_are_left_out(tmp_path):
@@ -297,7 +298,7 @@ def test_a_name_that_is_not_found_casts_doubt_on_the_encoding(tmp_path):
         read_training(tmp_path / "t.csv", "цена")
     (tmp_path / "t.csv").write_text(text, encoding="utf-8")
     with pytest.raises(TableError, match="drop parameter must be one of") as error:
-        read_training(tmp_path / "t.csv", "цена", drop=["kilometres"])
+        read_training(tmp_path / "t.csv", "цена", Names(drop=["kilometres"]))
     assert doubt not in str(error.value)
 
 

@@ -18,7 +18,7 @@ from bochner.storage import load, save
 from bochner.tables.errors import TableError
 from bochner.tables.fitting import fit_table, read_training, split_rows
 from bochner.tables.reading import open_table, read_table
-from bochner.tables.table import Table
+from bochner.tables.table import Table, without_empty
 from messy import FITTED, REFUSED, SUFFIXES, cars
 
 QUICK = {
@@ -269,7 +269,7 @@ def test_a_column_without_values_among_the_rows_to_learn_from_is_dropped(tmp_pat
     assert list(fitted.clean.columns) == table.columns.outputs
     only = pd.DataFrame({"a": [1.0, np.nan]})
     with pytest.raises(TableError, match=r"no column to predict from\.\n  a: dropped, no values among the rows"):
-        Table.learn(only).without_empty(only[1:])
+        without_empty(Table.learn(only), only[1:])
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from bochner.streaming.sample import Sample
 from bochner.streaming.tables import TableSampler
 from bochner.tables.errors import TableError
 from bochner.tables.estimators import TableClassifier, TableRegressor
-from bochner.tables.fitting import read_training
+from bochner.tables.fitting import Names, read_training
 from bochner.tables.reading import Portion, open_table, read_table
 
 ROWS = 3000
@@ -281,7 +281,7 @@ def small_portions(monkeypatch):
 
 def fit_folder(path, out, target="y", engine="local", skip_bad=False, drop=(), **options):
     sampler = TableSampler(target, 600, 0, engine, [].append)
-    rows = read_training(path, target, drop, "auto", skip_bad, sampler)
+    rows = read_training(path, target, Names(drop), "auto", skip_bad, sampler)
     bad_rows = out.with_suffix(".csv") if skip_bad else None
     options = OPTIONS | {"hidden_layer_sizes": ()} | options
     return fit_file(Files(path, out, None, bad_rows), rows, share=0.2, drop=drop, engine=engine, **options)

@@ -166,14 +166,14 @@ def fit(
     from bochner.estimators import Settings
     from bochner.streaming.engines import check_engine
     from bochner.streaming.tables import TableSampler
-    from bochner.tables.fitting import read_training
+    from bochner.tables.fitting import Names, read_training
 
     options = _checked_options(kernel, hidden, false_alarm=false_alarm, device=device, random_state=seed)
     check_engine(engine)
     note(f"reading {table}")
     drop, keep = _column_names(table, drop, keep)
     sampler = TableSampler(target, Settings().sample_rows, seed, engine, note)
-    rows = read_training(table, target, drop, task, skip_bad_rows, sampler, keep)
+    rows = read_training(table, target, Names(drop, keep), task, skip_bad_rows, sampler)
     read = time.perf_counter() - began
     result = fit_file(files, rows, share=test, drop=drop, keep=keep, deadline=began + seconds, engine=engine, **options)
     if report is None:

@@ -18,7 +18,7 @@ from bochner.estimators.classifier import StationaryClassifier
 from bochner.estimators.regressor import StationaryRegressor
 from bochner.members.settings import Settings
 from bochner.tables.errors import TableError, in_both
-from bochner.tables.table import Changes, Signs, Table
+from bochner.tables.table import Changes, Signs, Table, without_empty
 from bochner.tables.targets import Target
 
 
@@ -172,7 +172,7 @@ class _TableEstimator(BaseEstimator):
             The rows as the estimator has taken them.
         """
         began, estimator = began or time.perf_counter(), self._make()
-        table = table.without_empty(clean)
+        table = without_empty(table, clean)
         clean = clean.loc[:, table.outputs]
         if self.budget is not None:  # understanding the table has taken its part
             estimator.budget = max(1e-3, self.budget - (time.perf_counter() - began))

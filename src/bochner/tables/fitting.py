@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,21 @@ FOOTER_WORDS = frozenset(
 )
 
 Result = TypeVar("Result")
+
+
+class Names(NamedTuple):
+    """Columns that the user names.
+
+    Attributes:
+        drop: Columns to leave out.
+        keep: Columns that hold no ids, codes or numbers of the rows, though they look like it.
+    """
+
+    drop: Sequence[str] = ()
+    keep: Sequence[str] = ()
+
+
+NO_NAMES = Names()
 
 
 @dataclass
@@ -123,32 +138,30 @@ def predict_rows(estimator: Any, clean: pd.DataFrame | dict[str, np.ndarray], co
 def read_training(
     path: Path,
     target: str,
-    drop: Sequence[str] = (),
+    names: Names = NO_NAMES,
     task: str = "auto",
     skip_bad: bool = False,
     read: Callable[[Source], tuple[Piece, int]] | None = None,
-    keep: Sequence[str] = (),
 ) -> TrainingTable:
     """Reads a table to fit to.
 
     Args:
         path: A file, a folder or a pattern.
         target: Name of the target.
-        drop: Columns to leave out.
+        names: Columns to leave out and to keep.
         task: "auto", "regression" or "classification".
         skip_bad: Whether rows that cannot be used are left out.
         read: Gives the rows, all or a sample, and how many there are in all; None for all.
-        keep: Columns that hold no ids, codes or numbers of the rows, though they look like it.
 
     Raises:
         TableError: It cannot be used; all problems are named. Bad rows are problems unless they may be skipped.
     """
     source = open_table(path)
-    check_names(source, target, drop, keep)
+    check_names(source, target, names)
     piece, count = read(source) if read is not None else (read_table(source), 0)
     frame, texts, sampled = piece.frame.drop(columns=target), piece.frame[target], count > len(piece.places)
     problems: list[str] = []
-    signs = Signs.learn(piece.frame, drop)
+    signs = Signs.learn(piece.frame, names.drop)
     understood = _attempt(lambda: Target.learn(target, texts, task, signs.decimal), problems)
     y, rows = np.zeros(0), np.arange(len(frame))
     if understood is not None:
@@ -158,7 +171,7 @@ def read_training(
     frame = frame.iloc[rows].reset_index(drop=True)
     if len(frame) < MIN_ROWS:
         problems.append(f"At least {MIN_ROWS} rows are needed, {path} has {len(frame)} that can be used.")
-    table = _attempt(lambda: Table.learn(frame, drop, signs, keep), problems)
+    table = _attempt(lambda: Table.learn(frame, names.drop, signs, names.keep), problems)
     if understood is not None:
         classes = np.unique(y) if understood.task == "classification" else None
         _attempt(lambda: check_added(list(frame.columns), target, classes), problems)
@@ -187,20 +200,20 @@ def _equal_rows(frame: pd.DataFrame, y: np.ndarray) -> np.ndarray:
     return rows.groupby(list(rows.columns), sort=False, dropna=False).ngroup().to_numpy()
 
 
-def check_names(source: Source, target: str, drop: Sequence[str], keep: Sequence[str] = ()) -> None:
+def check_names(source: Source, target: str, wanted: Names) -> None:
     """Raises a TableError unless a table has the target and the columns to leave out and to keep."""
-    names, problems = source.names, in_both(drop, keep)
+    names, problems = source.names, in_both(*wanted)
     if len(names) > MAX_INPUTS:
         problems.append(f"{source.path} has {len(names)} columns, more than {MAX_INPUTS}; keep those that matter.")
     if target not in names:
         problems.append(
             no_column("target", target, names) + _find_names_below(source, target) + _doubt_encoding(source)
         )
-    for option, wanted in (("drop", drop), ("keep", keep)):
-        problems += [no_column(option, name, names) + _doubt_encoding(source) for name in wanted if name not in names]
-    if target in drop:
+    for option, found in zip(wanted._fields, wanted, strict=True):
+        problems += [no_column(option, name, names) + _doubt_encoding(source) for name in found if name not in names]
+    if target in wanted.drop:
         problems.append(f"The target '{target}' cannot be dropped.")
-    if target in keep:
+    if target in wanted.keep:
         problems.append(f"The target '{target}' cannot be kept: it is what is predicted.")
     if problems:
         raise TableError(*problems)

@@ -68,35 +68,12 @@ class Table:
             ]
         table = cls(tuple(columns))
         table._check_outputs()
-        table._check_used()
+        _check_used(table)
         if (inputs := sum(max(1, len(c.levels)) * len(c.outputs) for c in table.used)) > MAX_INPUTS:
             raise TableError(
                 f"The table becomes {inputs} inputs, more than {MAX_INPUTS}; leave columns out with --drop."
             )
         return table
-
-    def without_empty(self, clean: pd.DataFrame) -> "Table":
-        """The table without the columns that have no value in the rows to learn from.
-
-        Args:
-            clean: These rows as numbers and categories.
-
-        Raises:
-            TableError: No column is left.
-        """
-        empty = set(clean.columns[clean.isna().all()])
-        if not empty or not len(clean):
-            return self
-        note = "dropped, no values among the rows to learn from"
-        columns = tuple(Column(c.name, "dropped", note) if {*c.outputs} & empty else c for c in self.columns)
-        table = Table(columns)
-        table._check_used()
-        return table
-
-    def _check_used(self) -> None:
-        """Raises a TableError where every column is dropped."""
-        if not self.used:
-            raise TableError("There is no column to predict from.", *(f"  {line}" for line in self.summary()))
 
     def _check_outputs(self) -> None:
         """Raises a TableError where two columns become columns of the same name."""
@@ -223,6 +200,31 @@ def _decimal_votes(
     )
     votes = {name: votes_of(values, known=True) for name, values in by_name.items() if kinds[name] == "number"}
     return votes, cells.file_sign(votes.values())
+
+
+def without_empty(table: Table, clean: pd.DataFrame) -> Table:
+    """A table without the columns that have no value in the rows to learn from.
+
+    Args:
+        table: What the columns are.
+        clean: These rows as numbers and categories.
+
+    Raises:
+        TableError: No column is left.
+    """
+    empty = set(clean.columns[clean.isna().all()])
+    if not empty or not len(clean):
+        return table
+    note = "dropped, no values among the rows to learn from"
+    filled = Table(tuple(Column(c.name, "dropped", note) if {*c.outputs} & empty else c for c in table.columns))
+    _check_used(filled)
+    return filled
+
+
+def _check_used(table: Table) -> None:
+    """Raises a TableError where every column is dropped."""
+    if not table.used:
+        raise TableError("There is no column to predict from.", *(f"  {line}" for line in table.summary()))
 
 
 def _understood(series: Any, signs: "Signs", keep: bool) -> Column:

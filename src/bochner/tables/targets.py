@@ -19,7 +19,7 @@ from bochner.tables import cells
 from bochner.tables.cells import as_text, plain_form
 from bochner.tables.columns import UNREADABLE_SHARE, Column, as_cells, changed_units, is_text, read_column, votes_of
 from bochner.tables.errors import TableError
-from bochner.tables.understanding import FEW_LEVELS, understand
+from bochner.tables.understanding import FEW_LEVELS, ROW_NUMBERS, understand
 
 MAX_CLASSES = 100
 MIN_SIZE = 1e-100  # of the largest target of a regression: the squares of smaller ones vanish
@@ -60,7 +60,7 @@ class Target:
         target_cells = as_cells(values)
         if isinstance(target_cells, pd.DatetimeIndex):
             raise TableError(_dates_message(name, [str(target_cells[0])] if len(target_cells) else []))
-        column = understand("target", target_cells, decimal)
+        column = _understood(target_cells, decimal)
         present = ~find_missing(target_cells, column)
         labels = _as_labels(values, target_cells)[present]
         sign = column.decimal if column.kind == "number" else "."
@@ -146,6 +146,13 @@ class Target:
         if column.kind != expected:
             raise ValueError(f"the task {content['task']!r} does not fit the target")
         return cls(content["name"], content["task"], column, content["note"])
+
+
+def _understood(target_cells: Any, decimal: str | None) -> Column:
+    """The target as a column, which may number the rows."""
+    column = understand("target", target_cells, decimal)
+    rows = column.note.startswith(ROW_NUMBERS)
+    return understand("target", target_cells, decimal, keep=True) if rows else column
 
 
 def find_missing(values: Any, column: Column) -> np.ndarray:
