@@ -302,7 +302,7 @@ def large_forgeries(made: dict[str, Template]) -> Iterator[tuple[str, str, bytes
 def write_sparse(path: Path, size: int) -> None:
     """A file that says it holds one tensor, and takes no room on the disk."""
     described = {"novelty.left": {"dtype": "F64", "shape": [size // 8], "data_offsets": [0, size]}}
-    text = json.dumps({"__metadata__": {"bochner": '{"format": 7}', "sha256": ZEROS.decode()}} | described).encode()
+    text = json.dumps({"__metadata__": {"bochner": '{"format": 8}', "sha256": ZEROS.decode()}} | described).encode()
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + size)

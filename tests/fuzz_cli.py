@@ -221,6 +221,7 @@ class Fuzz:
             kernel=["[/x]", ",", "rbf,"],
             task=["[/x]", "regression"],
             drop=[*NAMES, "d:on:d"],
+            keep=[*NAMES, "d:on:d"],
             device=["cpu", "cuda", "[/x]"],
             report=[self.output(".html", [table])],
         )

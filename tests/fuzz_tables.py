@@ -360,9 +360,10 @@ def check(case: Case, folder: Path, rng: random.Random) -> str:
             )
     if dialect is not None and b'"' not in case.content:
         text = case.content.decode(dialect.encoding).replace("\r\n", "\n").replace("\r", "\n")
-        filled = sum(line != "" for line in text.lstrip("\ufeff").split("\n"))
-        if len(source.names) > 1 and rows + 1 + dialect.skipped != filled:
-            raise ViolationError(f"lost rows: {filled} filled lines, {rows} rows read")
+        lines = [line for line in text.lstrip("\ufeff").split("\n") if line != ""][dialect.skipped + 1 :]
+        filled = sum(line.strip() != "" or dialect.delimiter in line for line in lines)
+        if len(source.names) > 1 and rows != filled:
+            raise ViolationError(f"lost rows: {filled} filled lines below the names, {rows} rows read")
     target = rng.choice([*source.names, source.names[-1]])
     task = rng.choice(["auto", "regression", "classification"])
     if own(lambda: read_training(path, target, task=task, skip_bad=rng.random() < 0.5)):

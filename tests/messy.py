@@ -65,6 +65,13 @@ def ragged(frame):
     return "\n".join(lines).encode()
 
 
+def with_quotes(frame):
+    """A CSV file with a quote in front of line 5 and of line 9."""
+    lines = csv(frame).decode().splitlines()
+    lines[4], lines[8] = f'"{lines[4]}', f'"{lines[8]}'
+    return "\n".join(lines).encode()
+
+
 def excel(frame):
     file = io.BytesIO()
     frame.to_excel(file, index=False)
@@ -208,6 +215,44 @@ FITTED = {
         "kind: 3 categories; '1', '1.0' are one category",
     ),
     "repeated rows": (lambda f: csv(pd.concat([f, f.head(10)])), "km: number"),
+    "a unit in several spellings": (
+        replaced("weight", lambda f: np.resize(["5 kg", "6 KG", "7 kg", "4.5 kgs."], len(f))),
+        "weight: number in kg; 'KG', 'kg', 'kgs.' are one unit",
+    ),
+    "one year and two years": (
+        replaced("age", lambda f: [f"{v} year{'s' * (v != 1)}" for v in f["age"]]),
+        "age: number in years; 'year', 'years' are one unit",
+    ),
+    "a sign and a code of one currency": (
+        replaced("fee", lambda f: np.resize(["$ 5", "6 USD", "$7"], len(f))),
+        "fee: number in $; '$', 'USD' are one unit",
+    ),
+    "words behind numbers": (
+        replaced("size", lambda f: np.resize(["2 BHK", "4 Bedroom", "1 RK"], len(f))),
+        "size: 3 categories",
+    ),
+    "numbers with the name of codes": (replaced("mobile_wt", lambda f: 80 + f["km"] % 120), "mobile_wt: number"),
+    "years of two digits": (
+        replaced("born", lambda f: (f["listed"] - pd.Timedelta(days=20_000)).dt.strftime("%d.%m.%y")),
+        "years of two digits: 69-99 are 19.., 00-68 are 20..",
+    ),
+    "thousands and millions": (
+        replaced("worth", lambda f: np.resize(["900k", "1.2m", "1.5M", "0.3b"], len(f))),
+        "worth: number; m and b are millions and billions, as beside k",
+    ),
+    "millions of a currency": (
+        replaced("worth", lambda f: np.resize(["£1.2m", "£3bn", "£2B", "£7 million"], len(f))),
+        "worth: number in £",
+    ),
+    "bounds of measurement": (
+        replaced("lead", lambda f: some(f.assign(lead=f["age"] + 6), "lead", "<5")),
+        "lead: number; 9 cells such as <5 are taken as 5",
+    ),
+    "a nearly empty column": (
+        replaced("pool", lambda f: np.where(f.index == 3, "40", "")),
+        "pool: number; 79 missing",
+    ),
+    "lines of blanks": (lambda f: csv(f).replace(b"\n", b"\n   \n"), "km: number"),
     "xlsx": (excel, "listed: date → days since first"),
     "parquet": (parquet, "listed: date → days since first"),
 }
@@ -256,6 +301,14 @@ REFUSED = {
     "sums without a word": (
         lambda f: csv(f) + f"{f['km'].sum()},{f['age'].sum()},,,,{f['price'].sum():.2f}\n".encode(),
         ["line 82: it holds totals of the rows above"],
+    ),
+    "a grand total": (
+        lambda f: csv(f) + f"{f['km'].sum()},,Grand Total (80 cars),,,{f['price'].sum():.2f}\n".encode(),
+        ["line 82: it holds totals of the rows above"],
+    ),
+    "a quote that swallows lines": (
+        with_quotes,
+        ["1 row that", "line 9: text after a closing quote; a quote makes lines 5 to 9 one row"],
     ),
     "a target of dates": (replaced("price", lambda f: f["listed"]), ["target 'price' holds dates"]),
     "a picture": (lambda _: b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", ["holds null characters"]),

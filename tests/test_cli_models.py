@@ -494,7 +494,10 @@ def test_a_bad_table_or_option_ends_predict_with_one_line(case, models, tmp_path
         (["evaluate", "number.bochner", "unlabelled.csv"], r"lacks the target 'price'; use 'bochner predict'"),
         (["evaluate", "number.bochner", "holes.csv"], r"line 4: the target 'price' is missing"),
         (["evaluate", "number.bochner", "words.csv"], r"60 rows that cannot be used.*\nline 2: the target is 'much'"),
-        (["evaluate", "class.bochner", "strange.csv"], r"has the class 'perhaps', which the model does not know"),
+        (
+            ["evaluate", "class.bochner", "strange.csv"],
+            r"line 2: the target is the class 'perhaps', which the model does not know",
+        ),
         (
             ["predict", "plain.bochner", "good.csv"],
             r"was not fitted from a table; use it from Python with bochner.storage.load",

@@ -1,6 +1,7 @@
 """Tables as people have them: fitted without an option, or refused with every problem named at once."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pandas as pd
@@ -15,9 +16,9 @@ from bochner.estimators import Settings, StationaryClassifier, StationaryRegress
 from bochner.estimators.spread import Spread
 from bochner.storage import load, save
 from bochner.tables.errors import TableError
-from bochner.tables.fitting import read_training, split_rows
+from bochner.tables.fitting import fit_table, read_training, split_rows
 from bochner.tables.reading import open_table, read_table
-from bochner.tables.table import Table
+from bochner.tables.table import Table, without_empty
 from messy import FITTED, REFUSED, SUFFIXES, cars
 
 QUICK = {
@@ -65,13 +66,14 @@ def test_a_messy_table_is_fitted_without_an_option(kind, made, plain):
     summary = "\n".join([*table.notes, *model.summary_])
     assert said in summary, summary
     # Whatever the form, the numbers are those of the plain table.
-    found = model.clean(table.frame)
+    with pytest.warns(UserWarning, match="cannot be read as in training") if "none" in said else nullcontext():
+        found = model.clean(table.frame)
     for column in ("km", "age", "listed (days)", "listed (weekday)", "garage"):
         if f"{column.split()[0]}:" in said and "missing" not in said and "none" not in said:
             np.testing.assert_allclose(found[column][:80], plain[column], atol=0.2)
     if "price" not in said:
         np.testing.assert_allclose(table.y[:80], cars()["price"], atol=0.51)
-    assert np.isfinite(model.predict(table.frame)).all()
+    assert np.isfinite(model.estimator_.predict(found)).all()
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -176,7 +178,9 @@ def test_the_estimators_take_a_frame_as_it_is(tmp_path):
     assert back.predict_interval(x).shape == (120, 2)
     assert back.predict_quantiles(x, [0.5]).shape == (120, 1)
     assert back.sample_y(x.head(3), 2).shape == (3, 2)
-    np.testing.assert_allclose(back.log_prob(x, y), model.log_prob(x, frame["price"]), rtol=1e-6)
+    with pytest.warns(UserWarning, match="price: 120 cells without '€', which all had in training"):
+        expected = model.log_prob(x, frame["price"])
+    np.testing.assert_allclose(back.log_prob(x, y), expected, rtol=1e-6)
     assert (back.ood_score(x) > back.ood_threshold_).mean() < 0.3
 
 
@@ -242,11 +246,132 @@ def test_a_target_that_is_not_given_is_named(kind):
         kind().fit(cars(), None)
 
 
-def test_parameters_are_those_of_the_estimators_and_drop():
+def test_parameters_are_those_of_the_estimators_with_drop_and_keep():
     """With the same defaults, so that a table is fitted as its numbers would be."""
     for kind, inner in ((TableRegressor, StationaryRegressor), (TableClassifier, StationaryClassifier)):
-        assert kind().get_params() == {**inner().get_params(), "drop": ()}
-        changed = kind(drop=["a"], budget=3.0, false_alarm=0.1)
-        assert clone(changed).get_params() == {**inner().get_params(), "drop": ["a"], "budget": 3.0, "false_alarm": 0.1}
+        assert kind().get_params() == {**inner().get_params(), "drop": (), "keep": ()}
+        changes = {"drop": ["a"], "keep": ["b"], "budget": 3.0, "false_alarm": 0.1}
+        assert clone(kind(**changes)).get_params() == {**inner().get_params(), **changes}
         with pytest.raises(TypeError, match="unexpected keyword argument 'bugdet'"):
             kind(bugdet=3.0)
+
+
+def test_a_column_without_values_among_the_rows_to_learn_from_is_dropped(tmp_path):
+    """Whether it has one there depends on the seed."""
+    frame, path = cars(), tmp_path / "t.csv"
+    frame.to_csv(path, index=False)
+    _, held = split_rows(read_training(path, "price"), 0.2, 0)
+    frame.assign(pool=np.where(frame.index == held[0], "40", "")).to_csv(path, index=False)
+    table = read_training(path, "price")
+    fitted = fit_table(table, share=0.2, drop=(), **QUICK)
+    assert fitted.estimator.summary_[-2] == "pool: dropped, no values among the rows to learn from"
+    assert table.columns == fitted.estimator.table_
+    assert list(fitted.clean.columns) == table.columns.outputs
+    only = pd.DataFrame({"a": [1.0, np.nan]})
+    with pytest.raises(TableError, match=r"no column to predict from\.\n  a: dropped, no values among the rows"):
+        without_empty(Table.learn(only), only[1:])
+
+
+@pytest.fixture(scope="module")
+def named():
+    """A table of columns that look like ids, and a target."""
+    frame = cars()
+    return frame.drop(columns="price").assign(
+        row=range(80),
+        phone_cost=[4930 + 7 * v for v in range(80)],
+        car=[f"{'red' if v % 3 else 'blue old'} {v}" for v in range(80)],
+        code=[f"{v:03}" for v in range(80)],
+        ad=[f"AD{v}" for v in range(80)],
+        one=1,
+    ), frame["price"]
+
+
+def test_columns_are_kept_as_asked(named, tmp_path):
+    x, y = named
+    names = ["row", "phone_cost", "car", "code", "ad", "one"]
+    dropped = TableRegressor(**QUICK).fit(x, y)
+    assert all(line.split(": ")[1].startswith("dropped") for line in dropped.summary_[5:-1])
+    model = load(save(tmp_path / "m", TableRegressor(**QUICK, keep=names).fit(x, y))).estimator
+    assert list(model.keep) == names
+    assert model.summary_[5:-1] == [
+        "row: number",
+        "phone_cost: number",
+        "car: free text → number of words, and whether it has 'red', 'blue', 'old'",
+        "code: number",
+        "ad: dropped, becomes the same in every row; it cannot be kept",
+        "one: dropped, always 1; it cannot be kept",
+    ]
+
+
+def test_names_to_keep_are_checked_as_names_to_drop(named, tmp_path):
+    x, y = named
+    for wrong in ("km", None):
+        with pytest.raises(ValueError, match=f"keep parameter must be a list of names, got {wrong!r} instead"):
+            TableRegressor(**QUICK, keep=wrong).fit(x, y)
+    with pytest.raises(ValueError, match="keep parameter must name columns of X, got 'kmm'"):
+        TableRegressor(**QUICK, keep=["kmm"]).fit(x, y)
+    both = "keep parameter must not name what drop names, got 'km' in both"
+    with pytest.raises(ValueError, match=both):
+        TableRegressor(**QUICK, keep=["km"], drop=["age", "km"]).fit(x, y)
+    x.assign(price=y).to_csv(tmp_path / "t.csv", index=False)
+    for words, said in (
+        (["--keep", "kmm"], "The keep parameter must be one of"),
+        (["--keep", "age,km", "--drop", "km"], both),
+        (["--keep", "age\nkmm"], "got 'kmm' instead"),
+        (["--keep", "price"], "The target 'price' cannot be kept: it is what is predicted"),
+    ):
+        result = run("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "m", *words)
+        assert said in result.stderr, result.stderr
+    result = run("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "m", "--keep", "row, code", *FAST)
+    assert "row: number\n" in result.stdout
+    assert "code: number\n" in result.stdout
+
+
+def test_what_differs_from_training_is_one_warning_at_the_line_of_the_user():
+    x, y = cars().drop(columns="price").assign(fee=[f"{v} %" for v in cars()["age"]]), cars()["price"]
+    model = TableRegressor(**QUICK).fit(x, y.map("${:,.2f}".format))
+    new = x.assign(fee=np.arange(80) / 100, age=x["age"].where(x.index != 4))
+    for call in (model.predict, model.clean, model.predict_interval, model.ood_score):
+        with pytest.warns(UserWarning, match="X differs from training") as caught:
+            call(new)
+        assert str(caught[0].message).splitlines()[1:] == [
+            "  age: 1 cells are missing, none was in training; such rows count as strange",
+            "  fee: 80 cells without '%', which all had in training; the numbers are taken as they are",
+        ]
+        assert (len(caught), caught[0].filename) == (1, __file__)
+    with pytest.warns(UserWarning, match=r"y differs from training:\n  price: 80 cells without '\$'") as caught:
+        model.score(x, y)
+    assert caught[0].filename == __file__
+    labels = np.where(y > 15_000, "dear", "cheap")
+    classifier = TableClassifier(**QUICK).fit(x, labels)
+    with pytest.warns(UserWarning, match="fee: 80 cells without '%'") as caught:
+        classifier.score(new, labels)
+    assert (len(caught), caught[0].filename) == (1, __file__)
+
+
+def test_the_command_line_says_once_what_differs(tmp_path):
+    frame = cars().assign(fee=[f"{v} %" for v in cars()["age"]], price=cars()["price"].map("${:.2f}".format))
+    save(tmp_path / "m", TableRegressor(**QUICK).fit(frame.drop(columns="price"), frame["price"]))
+    frame.assign(fee=0.45, price=cars()["price"]).to_csv(tmp_path / "n.csv", index=False)
+    fee = "fee: 80 cells without '%', which all had in training"
+    for words in (["predict", "--out", tmp_path / "o.csv"], ["evaluate"]):
+        result = run(words[0], tmp_path / "m", tmp_path / "n.csv", *words[1:])
+        assert result.output.count(fee) == 1, result.output
+    assert result.output.count("price: 80 cells without '$'") == 1
+
+
+def test_rows_of_unknown_classes_are_bad_rows_of_an_evaluation(tmp_path):
+    frame = cars().assign(dear=np.where(cars()["price"] > 15_000, "yes", "no")).drop(columns="price")
+    save(tmp_path / "m", TableClassifier(**QUICK).fit(frame.drop(columns="dear"), frame["dear"]))
+    frame.loc[3, "dear"] = "perhaps"
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    words = ["evaluate", tmp_path / "m", tmp_path / "t.csv"]
+    said = "line 5: the target is the class 'perhaps', which the model does not know"
+    refused = run(*words)
+    assert refused.exit_code == 1
+    assert said in refused.stderr
+    assert "leave them out with --skip-bad-rows" in refused.stderr
+    result = run(*words, "--skip-bad-rows")
+    assert result.exit_code == 0, result.stderr
+    assert "1 rows cannot be used and are left out" in result.stdout
+    assert "line 5,the target is the class 'perhaps'" in (tmp_path / "t-bad-rows.csv").read_text().replace('"', "")

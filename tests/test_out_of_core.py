@@ -28,7 +28,7 @@ from bochner.streaming.sample import Sample
 from bochner.streaming.tables import TableSampler
 from bochner.tables.errors import TableError
 from bochner.tables.estimators import TableClassifier, TableRegressor
-from bochner.tables.fitting import read_training, split_rows
+from bochner.tables.fitting import Names, read_training, split_rows
 from bochner.tables.reading import Portion, open_table, read_table
 
 ROWS = 3000
@@ -349,7 +349,7 @@ def small_portions(monkeypatch):
 
 def fit_folder(path, out, target="y", engine="local", skip_bad=False, drop=(), **options):
     sampler = TableSampler(target, 600, 0, engine, [].append)
-    rows = read_training(path, target, drop, "auto", skip_bad, sampler)
+    rows = read_training(path, target, Names(drop), "auto", skip_bad, sampler)
     bad_rows = out.with_suffix(".csv") if skip_bad else None
     options = OPTIONS | {"hidden_layer_sizes": ()} | options
     return fit_file(Files(path, out, None, bad_rows), rows, share=0.2, drop=drop, engine=engine, **options)
@@ -529,7 +529,9 @@ def test_the_lowest_targets_of_a_sample_are_never_held_out(tmp_path):
     frame["money"] = np.exp(frame["y"])
     frame.loc[[100, 2000, 2900], "money"] = [-5.0, -4.0, -3.0]
     frame.to_parquet(tmp_path / "t.parquet", row_group_size=500)
-    rows = read_training(tmp_path / "t.parquet", "money", ["y"], read=TableSampler("money", 600, 0, "local", [].append))
+    rows = read_training(
+        tmp_path / "t.parquet", "money", Names(["y"]), read=TableSampler("money", 600, 0, "local", [].append)
+    )
     lowest = set(np.argsort(rows.y)[:2].tolist())
     for seed in range(12):  # a fifth is held out: one of twelve splits would hold them both out in 0.04 of cases each
         train, held = split_rows(rows, 0.5, seed)

@@ -215,6 +215,9 @@ def test_keys_that_the_model_does_not_know_are_noted(model):
         "area: 1 cells are missing, none was in training; such rows count as strange",
         "price: now in '€', in training in '$'; the numbers are taken as they are",
     ]
+    gone = "price: 1 cells without '$', which all had in training; the numbers are taken as they are"
+    assert model.post({**model.row, "price": "5000"}).json()["notes"] == [gone]
+    assert model.post({**model.row, "price": 5000}).json()["notes"] == []  # in the unit that the documents name
 
 
 MALFORMED = [

@@ -164,8 +164,8 @@ MEMBER = r"mixtures\[0\]\.members\[0\]\."
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: c.update(format=1), "has format 1, and this bochner .* reads format 7; it was written by bochner"),
-        (lambda c: c.update(format="7"), "format must be a whole number from 0 to 1000000, got '7' instead"),
+        (lambda c: c.update(format=1), "has format 1, and this bochner .* reads format 8; it was written by bochner"),
+        (lambda c: c.update(format="8"), "format must be a whole number from 0 to 1000000, got '8' instead"),
         (lambda c: c.pop("format"), "it has no format"),
         (
             lambda c: c.update(estimator="os.system"),
@@ -412,6 +412,9 @@ def _column(content, name):
         ),
         (lambda c: c["table"].update(drop="b"), "table.drop must be a list"),
         (lambda c: c["table"].update(drop=["x"]), "the columns to leave out must be in the table"),
+        (lambda c: c["table"].update(keep=["x"]), "the columns to keep must be in the table, and not left out"),
+        (lambda c: c["table"].update(keep=["b"]), "the columns to keep must be in the table, and not left out"),
+        (lambda c: _column(c, "d").update(style="amounts"), "the column 'd' must have no style of numbers"),
         (lambda c: c["table"]["target"].update(task="classification"), "the target must fit the estimator"),
         (lambda c: c["table"]["target"]["column"].update(kind="truth"), "the column of the target must fit its task"),
         (lambda c: c["table"]["target"].update(name=5), "table.target.name must be a text, got 5 instead"),

@@ -23,7 +23,7 @@ from bochner.members.budget import Clock, OutOfTime, fit_within_budget
 from bochner.members.settings import Settings
 from bochner.tables.cells import as_number
 from bochner.tables.errors import TableError
-from bochner.tables.fitting import read_training
+from bochner.tables.fitting import Names, read_training
 from bochner.tables.reading import Piece, open_table, read_table
 from bochner.tables.table import Table
 from bochner.tables.writing import check_output_kind
@@ -294,7 +294,7 @@ def test_what_is_left_out_of_excel_files_is_said(tmp_path):
 def test_every_refusal_names_the_file_or_the_option(content, message, tmp_path):
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(TableError, match=message):
-        read_training(tmp_path / "t.csv", "y", drop=["z" * 5000] if "drop" in message else [])
+        read_training(tmp_path / "t.csv", "y", Names(drop=["z" * 5000] if "drop" in message else []))
 
 
 def test_parquet_that_cannot_be_read_is_one_line_with_its_name(tmp_path):

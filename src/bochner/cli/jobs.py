@@ -274,16 +274,14 @@ def evaluate_file(files: Files, model: Path, device: str) -> Evaluated:
     piece = read_table(source)
     target, target_notes = table.adapted_target(piece.frame, target)
     y, rows = fitting.keep_readable(source, piece, target)
+    if hasattr(estimator, "classes_"):
+        y, rows = fitting.keep_known(source, piece, estimator, y, rows)
     if files.bad_rows is None:
         source.check_bad()
     if not len(rows):
         raise ValueError(f"{files.table} has no row with a target that can be read.")
     frame = piece.frame.iloc[rows]
     adapted, column_notes = table.adapted(frame, target)
-    if hasattr(estimator, "classes_"):
-        y = estimator.labels(y)
-        if unknown := sorted(set(y) - set(estimator.classes_)):
-            raise ValueError(f"{files.table} has the class '{unknown[0]}', which the model does not know.")
     clean = adapted.transform(frame, changes)
     predicted = forecast(estimator.estimator_, clean, y)
     notes = [*source.notes, *column_notes, *target_notes]

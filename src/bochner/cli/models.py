@@ -43,6 +43,10 @@ TargetName = Annotated[str, typer.Option(help="Column to predict.")]
 ModelOut = Annotated[Path, typer.Option(help="Where the model goes.")]
 Task = Annotated[str, typer.Option(help="'auto', 'regression' or 'classification'.")]
 Drop = Annotated[list[str] | None, typer.Option(help="Columns to leave out, comma-separated or one option for each.")]
+Keep = Annotated[
+    list[str] | None,
+    typer.Option(help="Columns that are no ids, codes or numbers of the rows, though they look like it; as --drop."),
+]
 Test = Annotated[float, typer.Option(help="Share of rows held out to measure with; 0 fits to all.", min=0, max=0.9)]
 Kernel = Annotated[str, typer.Option(help="'matern32', 'matern52', 'rbf', 'exponential'; several with commas.")]
 Hidden = Annotated[
@@ -65,15 +69,21 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _drop_names(options: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Columns to leave out: an option is one column's name, or several with commas; names with commas stand in quotes."""
-    names: list[str] = []
-    for text in options:
-        if text in columns:
-            names.append(text)
-        else:
-            names += [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
-    return tuple(name for name in names if name)
+def _column_names(table: Path, *options: Sequence[str] | None) -> list[list[str]]:
+    """Names of columns in each option: one column's name, or several with commas; names with commas stand in quotes."""
+    from bochner.tables.reading import open_table
+
+    columns, found = open_table(table).names, []
+    for texts in options:
+        names: list[str] = []
+        for text in texts or []:
+            if text in columns:
+                names.append(text)
+            else:
+                rows = csv.reader(text.splitlines(keepends=True), skipinitialspace=True)
+                names += [name.strip() for row in rows for name in row]
+        found.append([name for name in names if name])
+    return found
 
 
 def _widths(hidden: str) -> tuple[int, ...]:
@@ -147,6 +157,7 @@ def fit(
     out: ModelOut = Path("model.bochner"),
     task: Task = "auto",
     drop: Drop = None,
+    keep: Keep = None,
     test: Test = 0.2,
     kernel: Kernel = "matern32,rbf",
     hidden: Hidden = "200,200,25",
@@ -175,17 +186,16 @@ def fit(
     from bochner.estimators import Settings
     from bochner.streaming.engines import check_engine
     from bochner.streaming.tables import TableSampler
-    from bochner.tables.fitting import read_training
-    from bochner.tables.reading import open_table
+    from bochner.tables.fitting import Names, read_training
 
     options = _checked_options(kernel, hidden, false_alarm=false_alarm, device=device, random_state=seed)
     check_engine(engine)
     note(f"reading {table}")
-    drops = _drop_names(drop or [], open_table(table).names)
+    drop, keep = _column_names(table, drop, keep)
     sampler = TableSampler(target, Settings().sample_rows, seed, engine, note)
-    rows = read_training(table, target, drops, task, skip_bad_rows, sampler)
+    rows = read_training(table, target, Names(drop, keep), task, skip_bad_rows, sampler)
     read = time.perf_counter() - began
-    result = fit_file(files, rows, share=test, drop=drops, deadline=began + seconds, engine=engine, **options)
+    result = fit_file(files, rows, share=test, drop=drop, keep=keep, deadline=began + seconds, engine=engine, **options)
     _note_overrun(seconds, {"starting and reading": read} | result.seconds)
     if report is not None and report not in result.written:
         note("no report: no held-out row is of a class that was learned")

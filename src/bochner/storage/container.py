@@ -28,7 +28,7 @@ import bochner
 from bochner.files import write_bytes
 from bochner.storage.rules import Entry, WrongValue, require, whole
 
-FORMAT = 7  # version of what files hold; a change of a field, a tensor or the meaning of one raises it
+FORMAT = 8  # version of what files hold; a change of a field, a tensor or the meaning of one raises it
 MAX_HEADER_BYTES = 64 * 2**20  # the header of a model with a million categories is smaller
 MAX_HEADER_VALUES = 1_000_000  # commas and brackets in the header: bounds the memory of the parsed JSON to about 200 MB
 MAX_FILE_BYTES = 2 * 2**30

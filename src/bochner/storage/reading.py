@@ -179,7 +179,7 @@ def _for_tables(described: Json, estimator: Any) -> Any:
     """The estimator for tables around the one that learns from numbers and categories."""
     table, target = Table.from_json(described["columns"]), Target.from_json(described["target"])
     estimator_for_tables = TABLE_ESTIMATORS[type(estimator).__name__](
-        **estimator.get_params(deep=False), drop=tuple(described["drop"])
+        **estimator.get_params(deep=False), drop=tuple(described["drop"]), keep=tuple(described["keep"])
     )
     estimator_for_tables.table_, estimator_for_tables.target_, estimator_for_tables.estimator_ = (
         table,

@@ -148,6 +148,7 @@ TABLE = record(
         "columns": list_of(TABLE_COLUMN, shortest=1),
         "target": record({"name": text, "task": one_of(*TASKS), "column": TABLE_COLUMN, "note": text}),
         "drop": list_of(text),
+        "keep": list_of(text),
     }
 )
 ESTIMATOR = VERSIONS | {
@@ -269,6 +270,9 @@ def _check_table(content: Json) -> None:
     )
     known = {column["name"] for column in table["columns"]}
     require(set(table["drop"]) <= known, "the columns to leave out must be in the table")
+    require(
+        set(table["keep"]) <= known - set(table["drop"]), "the columns to keep must be in the table, and not left out"
+    )
     task, expected = table["target"]["task"], "regression" if "one_target" in content else "classification"
     require(task == expected and content.get("one_target", True), "the target must fit the estimator")
     require(table["target"]["column"]["kind"] == TASKS[task], "the column of the target must fit its task")
@@ -281,6 +285,7 @@ def _check_table_column(column: Json) -> None:
     _check_label_memory(levels, f"the levels of {where}")
     require(kind in ("date", "text") or not parts, f"{where} must have no parts")
     require(kind == "category" or not levels, f"{where} must have no levels")
+    require(kind == "number" or column["style"] != cells.AMOUNTS, f"{where} must have no style of numbers")
     if kind == "time":
         require(column["style"] in cells.TIMES, f"{where} must have the format of a time")
     if kind == "date":

@@ -28,6 +28,7 @@ def estimator_parts(estimator: Any) -> tuple[Json, Tensors]:
             "columns": estimator.table_.to_json(),
             "target": estimator.target_.to_json(),
             "drop": list(map(str, estimator.drop)),
+            "keep": list(map(str, estimator.keep)),
         }
         estimator = estimator.estimator_
     content: Json = versions() | {

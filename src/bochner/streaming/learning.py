@@ -77,7 +77,8 @@ class Batches:
                     "The batches parameter must give tuples (X, y) or (X, y, sample_weight), got "
                     f"{type(batch).__name__} as number {number} instead."
                 )
-            X, y, weight = (np.asarray(part) if isinstance(part, list | tuple) else part for part in (*batch, None)[:3])
+            parts: list[Any] = [np.asarray(p) if isinstance(p, list | tuple) else p for p in (*batch, None)[:3]]
+            X, y, weight = parts
             check_same_rows(len(X), len(y))
             columns = list(map(str, getattr(X, "columns", range(np.shape(X)[1] if np.ndim(X) == 2 else 0))))
             names = columns if names is None else names

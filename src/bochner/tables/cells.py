@@ -42,31 +42,54 @@ CURRENCIES = (
     r"US\$|R\$|A\$|C\$|[$€£¥₹₩₽₺₫₴₦₱฿₪]|USD|EUR|GBP|CHF|JPY|CNY|INR|SEK|NOK|DKK|PLN|CZK|HUF|RON|CAD|AUD|NZD|BRL|MXN|RUB|"
     r"TRY|ZAR|KRW|SGD|HKD|ILS|THB|kr\.?|zł|Kč|Rs\.?|Fr\.?"
 )
-UNITS = r"%|‰|°[CF]?|(?:k|c|m)?m[²³]?|m2|(?:k|m)?g|lbs?|h|hrs?|min|s|ms|m?l|k?Wh?|hp|mph|km/h|[kMGT]B|sqft|ft|\s[^\W\d_]{1,12}\.?"
+MEASURES = r"%|‰|°[CF]?|(?:k|c|m)?m[²³]?|m2|(?:k|m)?g|lbs?|h|hrs?|min|s|ms|m?l|k?Wh?|hp|mph|km/h|[kMGT]B|sqft|ft"
+UNITS = rf"{MEASURES}|\s[^\W\d_]{{1,12}}\.?"
+# Names of each unit in lower case and without an s at the end; the first one stands for all of them.
+UNIT_SPELLINGS = (
+    "usd $ us$ dollar; eur € euro; gbp £; jpy ¥ yen; inr ₹ rs rupee; krw ₩; rub ₽; try ₺; vnd ₫; uah ₴; ngn ₦; php ₱; thb ฿; "
+    "ils ₪; brl r$; aud a$; cad c$; pln zł; czk kč; % percent pct; m² m2 sqm; m meter metre; km kilometer kilometre; "
+    "in inch inche; ft foot feet; mi mile; g gram; kg kilogram; lb pound; oz ounce; l liter litre; s sec second; "
+    "min minute; h hr hour; day d; week wk; month mo; year yr"
+)
+UNIT_NAMES = {name: names[0] for names in map(str.split, UNIT_SPELLINGS.split(";")) for name in names}
+CASE_TELLS = frozenset({"m", "g", "mw", "mj", "mpa", "mhz", "mv"})  # in lower case: other units in upper case
 FEW_TEXTS = 100  # texts up to which a dictionary finds the different ones sooner than pandas does
 BLANKS = " \u00a0\u202f\u2009"
 # Blanks of no width, byte-order marks and marks of direction: they come with copied text.
 INVISIBLE = dict.fromkeys([0x200B, 0x200E, 0x200F, *range(0x202A, 0x202F), 0x2060, *range(0x2066, 0x206A), 0xFEFF])
 
 
-def _number_pattern(decimal: str) -> re.Pattern[str]:
-    """A number under one decimal sign, with separators of thousands, and a currency or unit."""
+def _number_pattern(decimal: str, multiples: str) -> re.Pattern[str]:
+    """A number under one decimal sign, with separators of thousands, a multiple such as k, and a currency or unit."""
     separators = {".": ",", ",": "."}[decimal] + "'’" + BLANKS
     whole = rf"[1-9]\d{{0,2}}(?P<separator>[{separators}])(?:\d{{2,3}}(?P=separator))*\d{{3}}|\d+|(?=[{decimal}]\d)"
     number = rf"(?P<number>(?:{whole})(?:[{decimal}]\d*)?(?:[eE][-+]?\d+)?)"
     signs = r"(?P<minus>[-−–])?\+?"
     prefix = rf"(?P<prefix>{CURRENCIES})?[{BLANKS}]*"
-    times = rf"(?P<times>[kKM](?=[{BLANKS}]*(?:{CURRENCIES})?\)?$))?"  # 12k, 1.5M
+    times = rf"(?P<times>(?:{multiples}){AMOUNT_END})?"
     suffix = rf"[{BLANKS}]*(?P<suffix>(?:{CURRENCIES}|{UNITS})(?:/[^\W\d_]{{1,6}}[²³]?)?)?"
     # Accountants write (12.50) for −12.50, and SAP writes 12.50-.
     inside = rf"{signs}{prefix}(?P<inner>[-−])?{number}(?P<behind>[-−])?{times}{suffix}"
     return re.compile(rf"(?P<bracket>\()?{inside}(?(bracket)\))")
 
 
-ABOUT = re.compile(r"^(?:ca\.?|approx\.?|about|[~≈<])\s*(?=\D?\d)", re.IGNORECASE)
+AMOUNT_END = rf"(?=[{BLANKS}]*(?:{CURRENCIES})?\)?$)"
+MULTIPLES = rf"[kKM]|[{BLANKS}]?(?:[bB]n|[mM]illions?|[bB]illions?|M(?:io|rd)\.?)"  # 12k, 1.5M, 3bn
+AMOUNT_MULTIPLES = rf"{MULTIPLES}|[{BLANKS}]?(?:[kKmMbB]|[mM]n)"  # where amounts of money are meant also 1.2m and 2B
+AMOUNTS = "amounts"  # style of a column of numbers in which these are meant everywhere
+THOUSANDS = re.compile(rf"\d[kK]{AMOUNT_END}")
+SHORT_MILLIONS = re.compile(rf"\d[{BLANKS}]?(?:[mM]n|[mbB]){AMOUNT_END}")
+CURRENCY = re.compile(CURRENCIES)
+MEASURE = re.compile(f"{CURRENCIES}|{MEASURES}", re.IGNORECASE)
+ABOUT = re.compile(r"^(?:ca\.?|approx\.?|about|[~≈<>])\s*(?=\D?\d)", re.IGNORECASE)
+BOUND = re.compile(r"\s*[<>]\s*\D?\d")  # <5 and >5
 NO_CENTS = re.compile(r"(?<=\d)[.,][-–—]{1,2}(?=\s|$)")  # 12,- €
-MULTIPLIERS = {"k": 1e3, "K": 1e3, "M": 1e6}
-NUMBERS = {decimal: _number_pattern(decimal) for decimal in ".,"}
+MULTIPLIERS = {"k": 1e3, "m": 1e6, "b": 1e9}  # by the first letter
+NUMBERS = {
+    (decimal, multiples): _number_pattern(decimal, multiples)
+    for decimal in ".,"
+    for multiples in (MULTIPLES, AMOUNT_MULTIPLES)
+}
 
 DAYS = (
     "ISO8601",
@@ -85,7 +108,7 @@ CLOCKS = (
     ", %H:%M:%S",
 )
 TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I %p")
-STYLES = frozenset({"", "ISO8601", *(day + clock for day in DAYS for clock in CLOCKS), *TIMES})
+STYLES = frozenset({"", "ISO8601", *(day + clock for day in DAYS for clock in CLOCKS), *TIMES, AMOUNTS})
 SWAPPED = {"%d/%m": "%m/%d", "%m/%d": "%d/%m", "%d-%m": "%m-%d", "%m-%d": "%d-%m"}
 ZONE = re.compile(r"(:\d\d(?:\.\d+)?) ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d)$")
 LIKE_A_DATE = re.compile(r".*\d.*[-/.: ,].*|\d{8}|[A-Za-z]{3,9}[- ]\d{2,4}")
@@ -155,11 +178,15 @@ def leave_out(texts: np.ndarray, absent: np.ndarray) -> np.ndarray:
     return texts[~absent] if absent.any() else texts
 
 
-def as_number(text: str, decimal: str) -> tuple[float, str] | None:
-    """A number and its unit; None where the text is not a number."""
+def as_number(text: str, decimal: str, amounts: bool = False) -> tuple[float, str] | None:
+    """A number and its unit; None where the text is not a number.
+
+    With ``amounts``, as beside every currency, 1.2m and 3b are millions and billions.
+    """
     visible = text if text.isascii() else text.translate(INVISIBLE)
     bare = ABOUT.sub("", NO_CENTS.sub("", visible.strip().strip("'").strip()))
-    match = NUMBERS[decimal].fullmatch(bare)
+    multiples = AMOUNT_MULTIPLES if amounts or CURRENCY.search(bare) else MULTIPLES
+    match = NUMBERS[decimal, multiples].fullmatch(bare)
     if match is None or (match["prefix"] and match["suffix"]):
         return None
     digits = match["number"]
@@ -169,9 +196,15 @@ def as_number(text: str, decimal: str) -> tuple[float, str] | None:
         digits = digits.replace(match["separator"], "")
     elif match["behind"] and decimal not in digits:  # 2- may be a grade
         return None
-    value = float(digits.replace(decimal, ".")) * MULTIPLIERS.get(match["times"] or "", 1.0)
+    value = float(digits.replace(decimal, ".")) * _multiplier(match["times"] or "")
     negative = bool(match["minus"] or match["inner"] or match["behind"] or match["bracket"])
     return (-value if negative else value), (match["prefix"] or match["suffix"] or "").strip()
+
+
+def _multiplier(multiple: str) -> float:
+    """What a word behind a number multiplies it by."""
+    letters = multiple.strip(BLANKS).lower()
+    return 1e9 if letters.startswith("mrd") else MULTIPLIERS.get(letters[:1], 1.0)
 
 
 def as_plain_number(text: str) -> float:
@@ -207,21 +240,26 @@ def _plain_numbers(texts: Any) -> np.ndarray | None:
     return values if np.isfinite(values).all() and "_" not in "".join(texts) else None
 
 
-def read_numbers(texts: Any, decimal: str) -> np.ndarray:
-    """Finite numbers; NaN where a text is not one."""
+def read_numbers(texts: Any, decimal: str, amounts: bool = False) -> np.ndarray:
+    """Finite numbers; NaN where a text is not one. For ``amounts`` see ``as_number``."""
     if decimal == "." and (values := plain_numbers(texts)) is not None:
         return values
 
     def read(text: str) -> float:
         if (decimal == "." or "." not in text) and (plain := as_plain_number(text)) == plain:
             return plain
-        number = as_number(text, decimal)
+        number = as_number(text, decimal, amounts)
         return np.nan if number is None or not np.isfinite(number[0]) else number[0]
 
     return once_each(texts, read).astype(float)
 
 
-def count_units(texts: Any, decimal: str) -> Counter[str]:
+def has_thousands(texts: Any) -> bool:
+    """Whether one of the texts is a number of thousands such as 900k, so that 1.2m beside it is in millions."""
+    return plain_numbers(texts) is None and any(THOUSANDS.search(text) is not None for text in texts)
+
+
+def count_units(texts: Any, decimal: str, amounts: bool = False) -> Counter[str]:
     """How many of the numbers among texts are in each unit; "" stands for no unit."""
     if plain_numbers(texts) is not None:
         return Counter({"": len(texts)})
@@ -229,12 +267,38 @@ def count_units(texts: Any, decimal: str) -> Counter[str]:
     def read(text: str) -> str | None:
         if as_plain_number(text) == as_plain_number(text):
             return ""
-        number = as_number(text, decimal)
+        number = as_number(text, decimal, amounts)
         return None if number is None else number[1]
 
     counts = Counter(once_each(texts, read).tolist())
     del counts[None]
     return counts
+
+
+def unit_key(unit: str) -> str:
+    """One name for all spellings of a unit: kg, KG and kgs; $ and USD."""
+    if "/" in unit:
+        return "/".join(map(unit_key, unit.split("/")))
+    plain = unit.rstrip(".")
+    folded = plain.casefold()
+    if folded in CASE_TELLS:
+        return plain
+    single = folded[:-1] if len(folded) > 2 and folded.endswith("s") else folded
+    return UNIT_NAMES.get(single, single)
+
+
+def unit_spellings(counts: Counter[str]) -> list[list[str]]:
+    """The spellings of each unit, the most frequent first, from ``count_units``."""
+    by_key: dict[str, list[str]] = {}
+    for unit, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        by_key.setdefault(unit_key(unit), []).append(unit)
+    return [spellings for key, spellings in by_key.items() if key]
+
+
+def is_measure(unit: str) -> bool:
+    """Whether a unit is a currency or a physical one, and not any word behind a number, as in 4 bedrooms."""
+    main = unit.partition("/")[0]
+    return unit_key(main) in UNIT_NAMES or MEASURE.fullmatch(main) is not None
 
 
 # ------------------------------------------------------------------ the decimal sign
@@ -276,13 +340,14 @@ def decimal_votes(texts: np.ndarray, share: float, known: bool = False) -> Votes
     levels = levels[:: len(levels) // VOTING_LEVELS + 1]
     if not len(levels):
         return Votes()
-    points = read_numbers(levels, ".")
+    amounts = has_thousands(levels)
+    points = read_numbers(levels, ".", amounts)
     if plain_numbers(levels) is not None:  # with a point, only those like 2.596 are numbers under both signs
         both = np.array([POINT_GROUPS.match(text) is not None for text in levels])
         commas = np.where(["." in text for text in levels], np.nan, points)
         commas[both] = read_numbers(levels[both], ",")
     else:
-        commas = read_numbers(levels, ",")
+        commas = read_numbers(levels, ",", amounts)
     point, comma = float(np.isfinite(points).mean()), float(np.isfinite(commas).mean())
     sign = "" if point == comma or max(point, comma) < share else "." if point > comma else ","
     if sign and not known and len(levels) <= FEW_LEVELS and 3 * len(levels) <= len(present):
@@ -325,7 +390,8 @@ def read_dates(texts: Any, style: str) -> pd.DatetimeIndex:
 def read_times(texts: Any, style: str) -> np.ndarray:
     """Hours since midnight; NaN where a text is not a time of day."""
     times = pd.to_datetime(pd.Series(texts, dtype=object).str.strip(), format=style, errors="coerce")
-    return (times.dt.hour + times.dt.minute / 60 + times.dt.second / 3600).to_numpy(dtype=float)
+    seconds = times.dt.second + times.dt.microsecond / 1e6
+    return (times.dt.hour + times.dt.minute / 60 + seconds / 3600).to_numpy(dtype=float)
 
 
 def _date_marks(text: str) -> frozenset[str]:

@@ -21,6 +21,7 @@ KINDS = ("number", "truth", "date", "time", "category", "text", "dropped")
 # Inputs beside the days: their names in pandas.
 DATE_PARTS = {"month": "month", "weekday": "day_of_week", "hour": "hour"}
 WORD = re.compile(r"[^\W\d_]{3,}")  # a word of a text: three letters or more
+UNIT_SOMETIMES = "cells without"  # of the note of a column of numbers some of which had no unit in training
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Column:
         note: What was done with it, for the user.
         decimal: Decimal sign of numbers.
         unit: Currency or unit of numbers.
-        style: Format of dates or times.
+        style: Format of dates or times; of numbers AMOUNTS of ``cells``, or "".
         first: The first date.
         parts: What dates become ("days", "month", "weekday", "hour"), or the frequent words of a text.
         levels: Categories that are not rare.
@@ -114,11 +115,27 @@ def votes_of(values: Any, known: bool = False) -> cells.Votes:
     return cells.decimal_votes(values, READABLE_SHARE, known) if is_text(values) else cells.Votes()
 
 
-def find_strange_unit(column: Column, values: Any) -> str | None:
-    """A unit of a column of numbers that training did not have; None where there is none."""
-    if column.kind != "number" or not is_text(values):
-        return None
-    return next((unit for unit in cells.count_units(values, column.decimal) if unit not in ("", column.unit)), None)
+def changed_units(column: Column, values: Any) -> tuple[str | None, int]:
+    """A unit of a column of numbers that training did not have, and the number of cells that lack the unit of training.
+
+    The second is 0 where some cells lacked it in training too.
+    """
+    if column.kind != "number" or isinstance(values, pd.DatetimeIndex):
+        return None, 0
+    always = bool(column.unit) and UNIT_SOMETIMES not in column.note
+    if not is_text(values):
+        return None, int(np.isfinite(values).sum()) if always else 0
+    counts = cells.count_units(values, column.decimal, column.style == cells.AMOUNTS)
+    known = ("", cells.unit_key(column.unit))
+    strange = next((unit for unit in counts if cells.unit_key(unit) not in known), None)
+    return strange, counts[""] if always else 0
+
+
+def holds_lists(series: Any) -> bool:
+    """Whether cells of a column are lists, arrays or records, which are no single value."""
+    if series.dtype != object or pd.api.types.infer_dtype(series, skipna=True) != "mixed":
+        return False
+    return any(map(pd.api.types.is_list_like, series))
 
 
 def missing_words(values: np.ndarray) -> frozenset[str]:
@@ -174,7 +191,7 @@ def _read_number(column: Column, values: Any) -> np.ndarray:
         truths = cells.read_truths(values)
         numbers = cells.read_numbers(values, column.decimal)  # 1 and 0 are as good as yes and no
         return np.where(np.isnan(truths) & np.isin(numbers, (0.0, 1.0)), numbers, truths)
-    return cells.read_numbers(values, column.decimal)
+    return cells.read_numbers(values, column.decimal, column.style == cells.AMOUNTS)
 
 
 def _read_date(column: Column, values: Any) -> pd.DatetimeIndex:
@@ -190,8 +207,12 @@ def _date_parts(column: Column, dates: pd.DatetimeIndex) -> list[np.ndarray]:
 
 
 def _as_text_array(values: Any) -> np.ndarray:
-    if isinstance(values, pd.DatetimeIndex) or values.dtype != object:
+    """Cells as texts; whole numbers without '.0', as in a file."""
+    if isinstance(values, pd.DatetimeIndex):
         return np.array([as_text(value) for value in pd.Series(values)], dtype=object)
+    if values.dtype != object:
+        texts = [str(int(value)) if value.is_integer() else as_text(value) for value in values.tolist()]
+        return np.array(texts, dtype=object)
     return values
 
 

@@ -24,3 +24,9 @@ def no_column(option: str, name: str, names: Sequence[str]) -> str:
     if len(names) > NAMES_SHOWN:
         known = f"the {len(names)} columns ({known}, ...)"
     return f"The {option} parameter must be one of {known}, got {shown(name)!r} instead.{hint}"
+
+
+def in_both(drop: Sequence[str], keep: Sequence[str]) -> list[str]:
+    """The message for names of columns to leave out that are to be kept too, if there are any."""
+    both = [name for name in keep if name in drop]
+    return [f"The keep parameter must not name what drop names, got {shown(both[0])!r} in both."] if both else []

@@ -1,6 +1,8 @@
 """Estimators for tables as they are: TableRegressor and TableClassifier, which understand columns and pass numbers on."""
 
+import inspect
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from numbers import Number
 from typing import Any, Self
@@ -15,8 +17,8 @@ from bochner.estimators.checks import as_numpy, check_row_weights, check_same_ro
 from bochner.estimators.classifier import StationaryClassifier
 from bochner.estimators.regressor import StationaryRegressor
 from bochner.members.settings import Settings
-from bochner.tables.errors import TableError
-from bochner.tables.table import Signs, Table
+from bochner.tables.errors import TableError, in_both
+from bochner.tables.table import Changes, Signs, Table, without_empty
 from bochner.tables.targets import Target
 
 
@@ -33,6 +35,7 @@ class _TableEstimator(BaseEstimator):
         self,
         *,
         drop: Sequence[str] = (),
+        keep: Sequence[str] = (),
         kernel: Any = ("matern32", "rbf"),
         hidden_layer_sizes: tuple[int, ...] = (200, 200, 25),
         false_alarm: float = 0.05,
@@ -43,6 +46,7 @@ class _TableEstimator(BaseEstimator):
         budget: float | None = None,
     ) -> None:
         self.drop = drop
+        self.keep = keep
         self.kernel = kernel
         self.hidden_layer_sizes = hidden_layer_sizes
         self.false_alarm = false_alarm
@@ -59,13 +63,16 @@ class _TableEstimator(BaseEstimator):
 
     def check_parameters(self) -> None:
         """Raises a ValueError that names the first parameter that cannot be used."""
-        if isinstance(self.drop, str) or not isinstance(self.drop, Iterable):
-            raise ValueError(f"The drop parameter must be a list of names, got {self.drop!r} instead.")
+        for name, value in (("drop", self.drop), ("keep", self.keep)):
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise ValueError(f"The {name} parameter must be a list of names, got {value!r} instead.")
         self._make().check_parameters()
 
     def _make(self) -> Any:
         """A new estimator for the numbers and categories of the table."""
-        parameters = {name: value for name, value in self.get_params(deep=False).items() if name != "drop"}
+        parameters = {
+            name: value for name, value in self.get_params(deep=False).items() if name not in ("drop", "keep")
+        }
         return self._kind(**parameters)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -114,9 +121,9 @@ class _TableEstimator(BaseEstimator):
         self.check_parameters()
         if y is None:
             raise ValueError(f"This {type(self).__name__} requires y to be passed, but the target y is None.")
-        frame, problems, drop = as_frame(X), [], list(map(str, self.drop))
-        if unknown := [name for name in drop if name not in map(str, frame.columns)]:
-            problems.append(f"The drop parameter must name columns of X, got {unknown[0]!r} instead.")
+        frame = as_frame(X)
+        drop, keep = list(map(str, self.drop)), list(map(str, self.keep))
+        problems = _find_wrong_names(frame, drop, keep)
         series = as_series(y, "y")
         if len(series) != len(frame):
             raise ValueError(f"X and y must have the same number of rows, got {len(frame)} and {len(series)} instead.")
@@ -134,7 +141,7 @@ class _TableEstimator(BaseEstimator):
         except TableError as error:
             problems += error.problems
         try:
-            table = Table.learn(frame, drop, signs)
+            table = Table.learn(frame, drop, signs, keep)
         except TableError as error:
             problems += error.problems
         if problems or table is None or target is None:
@@ -154,7 +161,7 @@ class _TableEstimator(BaseEstimator):
         """Fits to a table whose columns and target are understood already.
 
         Args:
-            table: What the columns are.
+            table: What the columns are; those without a value in the rows are dropped.
             target: What the target is.
             clean: The rows as numbers and categories, from ``table.transform``.
             y: The target as numbers or labels.
@@ -165,6 +172,8 @@ class _TableEstimator(BaseEstimator):
             The rows as the estimator has taken them.
         """
         began, estimator = began or time.perf_counter(), self._make()
+        table = without_empty(table, clean)
+        clean = clean.loc[:, table.outputs]
         if self.budget is not None:  # understanding the table has taken its part
             estimator.budget = max(1e-3, self.budget - (time.perf_counter() - began))
         training = estimator._learn(clean, y, sample_weight)
@@ -193,12 +202,34 @@ class _TableEstimator(BaseEstimator):
     def clean(self, X: Any) -> pd.DataFrame:
         """A table as the numbers and categories that the model sees."""
         check_is_fitted(self)
-        frame = as_frame(X)
-        return self.table_.adapted(frame)[0].transform(frame)
+        frame, changes = as_frame(X), Changes()
+        table, lines = self.table_.adapted(frame)
+        clean = table.transform(frame, changes)
+        _warn_user("X", [*lines, *changes.lines()])
+        return clean
 
     def ood_score(self, X: Any) -> np.ndarray:
         """A score for each row: from 0, like most of the training data, to 1, unlike all of it."""
         return self._inner.ood_score(self.clean(X))
+
+
+def _find_wrong_names(frame: pd.DataFrame, drop: list[str], keep: list[str]) -> list[str]:
+    """What is wrong with the names of columns to leave out and to keep."""
+    names, problems = [str(name) for name in frame.columns], in_both(drop, keep)
+    for option, wanted in (("drop", drop), ("keep", keep)):
+        if unknown := [name for name in wanted if name not in names]:
+            problems.append(f"The {option} parameter must name columns of X, got {unknown[0]!r} instead.")
+    return problems
+
+
+def _warn_user(argument: str, lines: Sequence[str]) -> None:
+    """Warns of what differs from training, if anything does, at the line outside of this package that led here."""
+    if not lines:
+        return
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("bochner."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn("\n  ".join([f"{argument} differs from training:", *lines]), stacklevel=level)
 
 
 def first_spellings(values: pd.Series, labels: np.ndarray) -> np.ndarray:
@@ -249,6 +280,7 @@ class TableRegressor(RegressorMixin, _TableEstimator):
 
     Args:
         drop: Names of columns to leave out.
+        keep: Names of columns that hold no ids, codes or numbers of the rows, though they look like it.
         budget: Seconds that ``fit`` may take; None for as many as it needs.
         kernel: The prior's kernel, or several.
         hidden_layer_sizes: Widths of the hidden layers of trained networks, which join from a few hundred rows on; () for none.
@@ -288,7 +320,9 @@ class TableRegressor(RegressorMixin, _TableEstimator):
         series, frame = as_series(y, self.target_.name), as_frame(X)
         check_same_rows(len(frame), len(series))
         frame = frame.reset_index(drop=True).assign(**{self.target_.name: series.to_numpy()})
-        return self.table_.adapted_target(frame, self.target_)[0].values(series)[0]
+        target, lines = self.table_.adapted_target(frame, self.target_)
+        _warn_user("y", lines)
+        return target.values(series)[0]
 
     _read_target = numbers
 
@@ -309,6 +343,7 @@ class TableClassifier(ClassifierMixin, _TableEstimator):
 
     Args:
         drop: Names of columns to leave out.
+        keep: Names of columns that hold no ids, codes or numbers of the rows, though they look like it.
         budget: Seconds that ``fit`` may take; None for as many as it needs.
         kernel: The prior's kernel, or several.
         hidden_layer_sizes: Widths of the hidden layers of trained networks, which join from a few hundred rows on; () for none.

@@ -1,22 +1,23 @@
 """From a table in a file to a fitted estimator, and from an estimator to the columns that a prediction adds."""
 
 import itertools
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 from sklearn.model_selection import train_test_split
 
-from bochner.errors import listed
+from bochner.errors import listed, shown
 from bochner.estimators.base import TrainingData, are_common
 from bochner.estimators.evaluation import forecast
 from bochner.tables.cells import as_text, read_numbers
 from bochner.tables.columns import as_cells, is_text
-from bochner.tables.errors import TableError, no_column
+from bochner.tables.errors import TableError, in_both, no_column
 from bochner.tables.estimators import TableClassifier, TableRegressor
 from bochner.tables.reading import BadRow, BadRows, Piece, Source, open_table, read_table
 from bochner.tables.table import MAX_INPUTS, Signs, Table
@@ -25,9 +26,27 @@ from bochner.tables.targets import Target
 MIN_ROWS = 10  # rows that a fit needs
 LOWEST_ROWS = 2  # rows with the lowest targets of a sample that are never held out
 NAME_ROWS = 20  # first rows among which the name of a target is looked for that is no column
-FOOTER_WORDS = frozenset({"total", "totals", "sum", "summe", "gesamt", "итого", "average", "mean"})
+FOOTER_WORDS = frozenset(
+    {"total", "totals", "subtotal", "sum", "summe", "gesamt", "gesamtergebnis", "gesamtsumme", "zwischensumme"}
+    | {"итого", "average", "mean"}
+)
 
 Result = TypeVar("Result")
+
+
+class Names(NamedTuple):
+    """Columns that the user names.
+
+    Attributes:
+        drop: Columns to leave out.
+        keep: Columns that hold no ids, codes or numbers of the rows, though they look like it.
+    """
+
+    drop: Sequence[str] = ()
+    keep: Sequence[str] = ()
+
+
+NO_NAMES = Names()
 
 
 @dataclass
@@ -121,7 +140,7 @@ def predict_rows(estimator: Any, clean: pd.DataFrame | dict[str, np.ndarray], co
 def read_training(
     path: Path,
     target: str,
-    drop: Sequence[str] = (),
+    names: Names = NO_NAMES,
     task: str = "auto",
     skip_bad: bool = False,
     read: Callable[[Source], tuple[Piece, int]] | None = None,
@@ -131,7 +150,7 @@ def read_training(
     Args:
         path: A file, a folder or a pattern.
         target: Name of the target.
-        drop: Columns to leave out.
+        names: Columns to leave out and to keep.
         task: "auto", "regression" or "classification".
         skip_bad: Whether rows that cannot be used are left out.
         read: Gives the rows, all or a sample, and how many there are in all; None for all.
@@ -140,12 +159,11 @@ def read_training(
         TableError: It cannot be used; all problems are named. Bad rows are problems unless they may be skipped.
     """
     source = open_table(path)
-    check_names(source, target, drop)
+    check_names(source, target, names)
     piece, count = read(source) if read is not None else (read_table(source), 0)
-    sampled = count > len(piece.places)
-    frame, texts = piece.frame.drop(columns=target), piece.frame[target]
+    frame, texts, sampled = piece.frame.drop(columns=target), piece.frame[target], count > len(piece.places)
     problems: list[str] = []
-    signs = Signs.learn(piece.frame, drop)
+    signs = Signs.learn(piece.frame, names.drop)
     understood = _attempt(lambda: Target.learn(target, texts, task, signs.decimal), problems)
     y, rows = np.zeros(0), np.arange(len(frame))
     if understood is not None:
@@ -155,7 +173,7 @@ def read_training(
     frame = frame.iloc[rows].reset_index(drop=True)
     if len(frame) < MIN_ROWS:
         problems.append(f"At least {MIN_ROWS} rows are needed, {path} has {len(frame)} that can be used.")
-    table = _attempt(lambda: Table.learn(frame, drop, signs), problems)
+    table = _attempt(lambda: Table.learn(frame, names.drop, signs, names.keep), problems)
     if understood is not None:
         classes = np.unique(y) if understood.task == "classification" else None
         _attempt(lambda: check_added(list(frame.columns), target, classes), problems)
@@ -191,18 +209,30 @@ def _equal_rows(frame: pd.DataFrame, y: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def check_names(source: Source, target: str, drop: Sequence[str]) -> None:
-    """Raises a TableError unless a table has the target and the columns to leave out."""
-    names, problems = source.names, []
+def check_names(source: Source, target: str, wanted: Names) -> None:
+    """Raises a TableError unless a table has the target and the columns to leave out and to keep."""
+    names, problems = source.names, in_both(*wanted)
     if len(names) > MAX_INPUTS:
         problems.append(f"{source.path} has {len(names)} columns, more than {MAX_INPUTS}; keep those that matter.")
     if target not in names:
-        problems.append(no_column("target", target, names) + _find_names_below(source, target))
-    problems += [no_column("drop", name, names) for name in drop if name not in names]
-    if target in drop:
+        problems.append(
+            no_column("target", target, names) + _find_names_below(source, target) + _doubt_encoding(source)
+        )
+    for option, found in zip(wanted._fields, wanted, strict=True):
+        problems += [no_column(option, name, names) + _doubt_encoding(source) for name in found if name not in names]
+    if target in wanted.drop:
         problems.append(f"The target '{target}' cannot be dropped.")
+    if target in wanted.keep:
+        problems.append(f"The target '{target}' cannot be kept: it is what is predicted.")
     if problems:
         raise TableError(*problems)
+
+
+def _doubt_encoding(source: Source) -> str:
+    """A sentence for a name that is not found in a text file whose encoding is a guess; empty for other files."""
+    if source.dialect is None or source.dialect.encoding not in ("cp1252", "latin-1"):
+        return ""
+    return " The file is not UTF-8 and is read as Latin-1: if its letters look wrong, save it as UTF-8."
 
 
 def _find_names_below(source: Source, target: str) -> str:
@@ -221,7 +251,7 @@ def _find_names_below(source: Source, target: str) -> str:
 def is_footer(frame: pd.DataFrame, decimal: str) -> bool:
     """Whether the last row of a table holds totals: sums, means and blanks, beside a word such as 'Total' or two sums at least."""
     last = [as_text(frame[name].iloc[-1]).strip() for name in frame.columns]
-    words = [cell.casefold().rstrip(":") in FOOTER_WORDS for cell in last]
+    words = [bool(FOOTER_WORDS & set(re.findall(r"[^\W\d_]+", cell.casefold()))) for cell in last]
     alone = "" in last and sum(map(bool, last)) > 1
     if not (any(words) or alone) or len(frame) < MIN_ROWS:
         return False
@@ -231,8 +261,9 @@ def is_footer(frame: pd.DataFrame, decimal: str) -> bool:
         values = as_cells(frame[name])
         numbers = read_numbers(values, decimal) if is_text(values) else np.asarray(values, dtype=float)
         above = numbers[:-1][np.isfinite(numbers[:-1])]
-        if not len(above) or not np.isclose([above.sum(), above.mean()], numbers[-1], rtol=1e-3).any():
-            return False
+        with np.errstate(over="ignore"):  # the sum may be infinite
+            if not len(above) or not np.isclose([above.sum(), above.mean()], numbers[-1], rtol=1e-3).any():
+                return False
     return True
 
 
@@ -262,6 +293,30 @@ def keep_readable(source: Source, piece: Piece, target: Target, ends: bool = Tru
         source.notes.append(f"{blank_rows} rows without any cell left out")
     rows = np.nonzero(~bad)[0]
     return y[rows], rows
+
+
+def keep_known(
+    source: Source, piece: Piece, estimator: Any, y: np.ndarray, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Labels that a model knows, in its spelling, and their rows; the other rows are added to ``source.bad``.
+
+    Args:
+        source: The table.
+        piece: Some rows of it.
+        estimator: A fitted TableClassifier.
+        y: Targets from ``keep_readable``.
+        rows: Indices of their rows.
+    """
+    if not len(y):
+        return y, rows
+    classes = set(estimator.classes_.tolist())
+    labels = estimator.labels(y)
+    known = np.array([label in classes for label in labels.tolist()])
+    for row, label in zip(rows[~known], labels[~known], strict=True):
+        texts = tuple(as_text(piece.frame[name].iloc[row]) for name in piece.frame.columns)
+        problem = f"the target is the class '{shown(label)}', which the model does not know"
+        source.bad.append(BadRow(f"{source.unit} {piece.places[int(row)]}", problem, texts))
+    return labels[known].astype(estimator.classes_.dtype), rows[known]
 
 
 def split_rows(table: TrainingTable, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -307,6 +362,7 @@ def fit_table(table: TrainingTable, *, share: float, drop: Sequence[str], **opti
     began, y = time.perf_counter(), table.y
     clean = table.columns.transform(table.frame)
     training = estimator.learn_understood(table.columns, table.target, clean.iloc[train], y[train], began=began)
+    table.columns, clean = estimator.table_, clean.loc[:, estimator.table_.outputs]
     estimator.verbose = estimator.estimator_.verbose = False
     known = held[np.isin(y[held], y[train])] if table.target.task == "classification" else held
     return FittedTable(estimator, clean, train, known, len(held) - len(known), training, len(train))

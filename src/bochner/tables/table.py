@@ -15,13 +15,15 @@ from bochner.tables.columns import (
     Column,
     Read,
     as_cells,
-    find_strange_unit,
+    changed_units,
+    holds_lists,
+    is_text,
     read_column,
     votes_of,
 )
 from bochner.tables.errors import TableError
 from bochner.tables.targets import Target
-from bochner.tables.understanding import adapted, understand, understand_choices
+from bochner.tables.understanding import ROW_NUMBERS, adapted, understand, understand_choices
 
 MAX_INPUTS = 2000  # numbers that a row may become
 MIN_JUDGED_CELLS = 20  # cells from which on a column may be said to have changed its kind
@@ -41,27 +43,32 @@ class Table:
     columns: tuple[Column, ...]
 
     @classmethod
-    def learn(cls, frame: pd.DataFrame, drop: Sequence[str] = (), signs: "Signs | None" = None) -> "Table":
+    def learn(
+        cls, frame: pd.DataFrame, drop: Sequence[str] = (), signs: "Signs | None" = None, keep: Sequence[str] = ()
+    ) -> "Table":
         """Decides what every column of a DataFrame is.
 
         Args:
             frame: The table, without its target.
             drop: Columns to leave out.
             signs: The decimal signs of the file, target included; by default those of the frame.
+            keep: Columns that hold no ids, codes or numbers of the rows, whatever they look like.
         """
         signs = signs or Signs.learn(frame, drop)
-        columns = []
-        for name in frame.columns:
-            if str(name) in drop:
-                columns.append(Column(str(name), "dropped", "dropped, as asked"))
-            elif has_number_choices(frame[name]):
-                columns.append(understand_choices(str(name), as_cells(frame[name])))
-            else:
-                columns.append(understand(str(name), as_cells(frame[name]), signs.decimal, signs.votes[str(name)]))
+        columns = [
+            Column(str(name), "dropped", "dropped, as asked")
+            if str(name) in drop
+            else _understood(frame[name], signs, str(name) in keep)
+            for name in frame.columns
+        ]
+        if all(column.kind == "dropped" for column in columns):
+            columns = [
+                _kept_row_numbers(frame[name], signs) if column.note.startswith(ROW_NUMBERS) else column
+                for name, column in zip(frame.columns, columns, strict=True)
+            ]
         table = cls(tuple(columns))
         table._check_outputs()
-        if not table.used:
-            raise TableError("There is no column to predict from.", *(f"  {line}" for line in table.summary()))
+        _check_used(table)
         if (inputs := sum(max(1, len(c.levels)) * len(c.outputs) for c in table.used)) > MAX_INPUTS:
             raise TableError(
                 f"The table becomes {inputs} inputs, more than {MAX_INPUTS}; leave columns out with --drop."
@@ -122,6 +129,8 @@ class Table:
             values = as_cells(frame[names[column.name]])
             read = read_column(column, values)
             inputs |= read.values
+            if not is_text(values):
+                changes.add_bare(column.name, changed_units(column, values)[1], column.unit)
             if changes.add(column, values, read):
                 _, example = changes.unreadable[column.name]
                 problems.append(
@@ -148,13 +157,16 @@ class Table:
         return Table(columns), lines
 
     def adapted_target(self, frame: pd.DataFrame, target: Target) -> tuple[Target, list[str]]:
-        """The same target for new rows that write its numbers in another way, and a line that says so."""
+        """The same target for new rows that write its numbers in another way, and lines that say what differs."""
+        if target.task != "regression":
+            return target, []
         by_name = _cells_by_name(frame, self.used, target)
         votes, decimal = _decimal_votes(by_name, self.used, target)
         column = adapted(target.column, by_name[target.name], decimal, votes.get(target.name))
-        if target.task != "regression" or column == target.column:
-            return target, []
-        return replace(target, column=column), [f"{target.name}: {REWRITTEN}"]
+        lines = [] if column == target.column else [f"{target.name}: {REWRITTEN}"]
+        if bare := changed_units(column, by_name[target.name])[1]:
+            lines.append(_describe_bare(target.name, bare, column.unit))
+        return replace(target, column=column), lines
 
     def decimal_sign(self, frame: pd.DataFrame) -> str | None:
         """The decimal sign of new rows; None where the cells do not tell it."""
@@ -188,6 +200,54 @@ def _decimal_votes(
     )
     votes = {name: votes_of(values, known=True) for name, values in by_name.items() if kinds[name] == "number"}
     return votes, cells.file_sign(votes.values())
+
+
+def without_empty(table: Table, clean: pd.DataFrame) -> Table:
+    """A table without the columns that have no value in the rows to learn from.
+
+    Args:
+        table: What the columns are.
+        clean: These rows as numbers and categories.
+
+    Raises:
+        TableError: No column is left.
+    """
+    empty = set(clean.columns[clean.isna().all()])
+    if not empty or not len(clean):
+        return table
+    note = "dropped, no values among the rows to learn from"
+    filled = Table(tuple(Column(c.name, "dropped", note) if {*c.outputs} & empty else c for c in table.columns))
+    _check_used(filled)
+    return filled
+
+
+def _check_used(table: Table) -> None:
+    """Raises a TableError where every column is dropped."""
+    if not table.used:
+        raise TableError("There is no column to predict from.", *(f"  {line}" for line in table.summary()))
+
+
+def _understood(series: Any, signs: "Signs", keep: bool) -> Column:
+    """What a column of a DataFrame is; ``keep`` as in ``understand``."""
+    name, values = str(series.name), as_cells(series)
+    if has_number_choices(series):
+        column = understand_choices(name, values)
+    else:
+        column = understand(name, values, signs.decimal, signs.votes[name], keep)
+    if column.kind != "dropped" and holds_lists(series):
+        column = Column(name, "dropped", "dropped, holds lists or records")
+    return replace(column, note=f"{column.note}; it cannot be kept") if keep and column.kind == "dropped" else column
+
+
+def _kept_row_numbers(series: Any, signs: "Signs") -> Column:
+    """A column that numbers the rows, as a column of numbers."""
+    column = _understood(series, signs, keep=True)
+    return replace(column, note=f"{column.note}; it numbers the rows, but there is nothing else to predict from")
+
+
+def _describe_bare(name: str, count: int, unit: str) -> str:
+    """What is said of numbers that lack the unit of training."""
+    return f"{name}: {count} cells without '{unit}', which all had in training; the numbers are taken as they are"
 
 
 def has_number_choices(series: Any) -> bool:
@@ -228,6 +288,7 @@ class Changes:
         unreadable: Number of cells that cannot be read as in training and the first such cell, by column.
         missing: Number of cells without a value, by column that had none in training.
         units: The new unit and the unit in training, by column.
+        bare: Number of cells that lack the unit of training and that unit, by column.
     """
 
     def __init__(self) -> None:
@@ -235,6 +296,7 @@ class Changes:
         self.unreadable: dict[str, tuple[int, str]] = {}
         self.missing: Counter[str] = Counter()
         self.units: dict[str, tuple[str, str]] = {}
+        self.bare: dict[str, tuple[int, str]] = {}
 
     def add(self, column: Column, values: Any, read: Read) -> bool:
         """Counts the cells of one more piece of a column; True where most cells so far cannot be read as in training."""
@@ -245,10 +307,18 @@ class Changes:
             self.unreadable[column.name] = (before + wrong, first)
         if not column.missing and read.absent.any():
             self.missing[column.name] += int(read.absent.sum())
-        if (unit := find_strange_unit(column, values)) is not None:
-            self.units.setdefault(column.name, (unit, column.unit))
+        if is_text(values):  # a number in a request is in the unit that the service names
+            unit, bare = changed_units(column, values)
+            if unit is not None:
+                self.units.setdefault(column.name, (unit, column.unit))
+            self.add_bare(column.name, bare, column.unit)
         present, (wrong, _) = self.present[column.name], self.unreadable.get(column.name, (0, ""))
         return present >= MIN_JUDGED_CELLS and wrong > UNREADABLE_SHARE * present
+
+    def add_bare(self, name: str, count: int, unit: str) -> None:
+        """Counts cells of a column that lack the unit of training."""
+        if count:
+            self.bare[name] = (self.bare.get(name, (0, unit))[0] + count, unit)
 
     def add_all(self, other: "Changes") -> None:
         """Adds the differences of other rows."""
@@ -258,6 +328,8 @@ class Changes:
             before, first = self.unreadable.get(name, (0, example))
             self.unreadable[name] = (before + count, first)
         self.units = other.units | self.units
+        for name, (count, unit) in other.bare.items():
+            self.add_bare(name, count, unit)
 
     def lines(self) -> list[str]:
         """What differs, a line for each column."""
@@ -273,4 +345,5 @@ class Changes:
             f"{name}: now in '{now}', in training in '{before or 'no unit'}'; the numbers are taken as they are"
             for name, (now, before) in self.units.items()
         ]
-        return [printable(line) for line in unreadable + missing + units]
+        bare = [_describe_bare(name, count, unit) for name, (count, unit) in self.bare.items()]
+        return [printable(line) for line in unreadable + missing + units + bare]

@@ -6,6 +6,7 @@ for yes are one class where every label is a word for yes or no. Nothing else is
 target says which labels were merged.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,13 +17,15 @@ import pandas as pd
 from bochner.errors import listed
 from bochner.tables import cells
 from bochner.tables.cells import as_text, plain_form
-from bochner.tables.columns import UNREADABLE_SHARE, Column, as_cells, find_strange_unit, is_text, read_column, votes_of
+from bochner.tables.columns import UNREADABLE_SHARE, Column, as_cells, changed_units, is_text, read_column, votes_of
 from bochner.tables.errors import TableError
-from bochner.tables.understanding import FEW_LEVELS, understand
+from bochner.tables.understanding import FEW_LEVELS, ROW_NUMBERS, understand
 
 MAX_CLASSES = 100
 MIN_SIZE = 1e-100  # of the largest target of a regression: the squares of smaller ones vanish
 MAX_MERGERS_SHOWN = 5  # classes of several spellings that a note lists
+# Remarks on a column that say nothing of a target, whose missing and unreadable cells make bad rows.
+MISSING_REMARKS = re.compile(r"; \d+ (?:cells that are none, such as '.*', count as )?missing", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Target:
         target_cells = as_cells(values)
         if isinstance(target_cells, pd.DatetimeIndex):
             raise TableError(_dates_message(name, [str(target_cells[0])] if len(target_cells) else []))
-        column = understand("target", target_cells, decimal)
+        column = _understood(target_cells, decimal)
         present = ~find_missing(target_cells, column)
         labels = _as_labels(values, target_cells)[present]
         sign = column.decimal if column.kind == "number" else "."
@@ -90,11 +93,12 @@ class Target:
 
     @classmethod
     def _regression(cls, name: str, column: Column, present: Any) -> "Target":
-        column = Column("target", "number", column.note, decimal=column.decimal, unit=column.unit)
+        note = MISSING_REMARKS.sub("", column.note)
+        column = Column("target", "number", note, decimal=column.decimal, unit=column.unit, style=column.style)
         numbers = read_column(column, present).values[column.name]
         if float(np.nanmax(np.abs(numbers))) < MIN_SIZE:
             raise TableError(f"The target '{name}' holds numbers below {MIN_SIZE:g} in size; give it in other units.")
-        return cls(name, "regression", column, column.note.partition(";")[0])
+        return cls(name, "regression", column, note)
 
     @classmethod
     def _classes(cls, name: str, labels: np.ndarray, decimal: str, is_truth: bool) -> "Target":
@@ -119,7 +123,7 @@ class Target:
         if self.task == "classification":
             labels = cells.once_each(_as_labels(series, target_cells), _LabelReader(self.column))
             return labels.astype(str), find_missing(target_cells, self.column)
-        if (unit := find_strange_unit(self.column, target_cells)) is not None:
+        if (unit := changed_units(self.column, target_cells)[0]) is not None:
             before = f"'{self.column.unit}'" if self.column.unit else "no unit"
             raise TableError(f"The target '{self.name}' is in '{unit}', and had {before} in training; convert it.")
         if isinstance(target_cells, pd.DatetimeIndex):
@@ -142,6 +146,13 @@ class Target:
         if column.kind != expected:
             raise ValueError(f"the task {content['task']!r} does not fit the target")
         return cls(content["name"], content["task"], column, content["note"])
+
+
+def _understood(target_cells: Any, decimal: str | None) -> Column:
+    """The target as a column, which may number the rows."""
+    column = understand("target", target_cells, decimal)
+    rows = column.note.startswith(ROW_NUMBERS)
+    return understand("target", target_cells, decimal, keep=True) if rows else column
 
 
 def find_missing(values: Any, column: Column) -> np.ndarray:
@@ -228,7 +239,7 @@ def _find_words(present: Any, decimal: str | None) -> np.ndarray:
     if not is_text(present):
         return present[:0]
     sign, _ = cells.column_sign(votes_of(present, known=True), decimal)
-    return present[np.isnan(cells.read_numbers(present, sign))]
+    return present[np.isnan(cells.read_numbers(present, sign, cells.has_thousands(present)))]
 
 
 def _forced_number(name: str, present: Any, decimal: str | None) -> Column:
@@ -242,8 +253,10 @@ def _forced_number(name: str, present: Any, decimal: str | None) -> Column:
     if not is_text(present):
         return Column("target", "number", "number")
     sign, _ = cells.column_sign(votes_of(present, known=True), decimal)
-    units = sorted(unit for unit in cells.count_units(present, sign) if unit)
+    amounts = cells.has_thousands(present)
+    units = cells.unit_spellings(cells.count_units(present, sign, amounts))
+    signs = sorted(spellings[0] for spellings in units)
     if len(units) > 1:
-        raise TableError(f"The target '{name}' is in several units ({', '.join(units[:5])}); convert them to one.")
-    unit = units[0] if units else ""
-    return Column("target", "number", f"number in {unit}" if unit else "number", decimal=sign, unit=unit)
+        raise TableError(f"The target '{name}' is in several units ({', '.join(signs[:5])}); convert them to one.")
+    note, unit = (f"number in {signs[0]}", signs[0]) if signs else ("number", "")
+    return Column("target", "number", note, decimal=sign, unit=unit, style=cells.AMOUNTS if amounts else "")

@@ -111,9 +111,21 @@ def read_header(path: Path, dialect: Dialect) -> tuple[list[str], Dialect]:
 def read_rows(path: Path, dialect: Dialect) -> Iterator[Row]:
     """All rows of a text file, with those of names and titles; an empty line is a row without cells.
 
+    Below the names of several columns a line of blanks is an empty one.
+
     Raises:
         TableError: A quote is never closed, so that it is not known where rows end.
     """
+    before, width = dialect.skipped + 1, 1  # titles and names that are still to come; cells in the line of names
+    for line, cells in _read_records(path, dialect):
+        if before and cells:
+            before, width = before - 1, len(cells)
+        blank = not before and width > 1 and len(cells) == 1 and not cells[0].strip()
+        yield line, [] if blank else cells
+
+
+def _read_records(path: Path, dialect: Dialect) -> Iterator[Row]:
+    """All rows of a text file as the ``csv`` module reads them, or what is wrong with them."""
     reader, last = csv.reader(_read_lines(path, dialect), delimiter=dialect.delimiter, strict=True), 0
     while True:
         try:
@@ -125,7 +137,8 @@ def read_rows(path: Path, dialect: Dialect) -> Iterator[Row]:
                 long = f" (or a cell has more than {csv.field_size_limit():,} characters)" * ("limit" in str(error))
                 message = f"{path}, line {last + 1}: a quote is opened and never closed{long}; correct it."
                 raise TableError(message) from error
-            cells = "text after a closing quote"
+            several = f"; a quote makes lines {last + 1} to {reader.line_num} one row" * (reader.line_num > last + 1)
+            cells = f"text after a closing quote{several}"
         last = reader.line_num
         yield last, cells
 

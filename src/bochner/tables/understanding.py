@@ -14,6 +14,7 @@ from bochner.tables.cells import plain_form
 from bochner.tables.columns import (
     DATE_PARTS,
     READABLE_SHARE,
+    UNIT_SOMETIMES,
     WORD,
     Column,
     is_text,
@@ -35,10 +36,15 @@ ID_WORDS = frozenset({"id", "ids", "uuid", "guid", "identifier", "sku", "unnamed
 ID_ENDINGS = frozenset({"key", "ref"})  # as the last word of a name
 ID_NAMES = frozenset({"index", "idx", "no", "nr"})  # as the whole name
 CODE_WORDS = frozenset({"zip", "zipcode", "plz", "postcode", "postal", "phone", "tel", "mobile", "fax"})
+CODE_DIGITS = 4  # least number of digits of most values in a column of such codes
 TIME_WORDS = frozenset({"year", "month", "week", "day", "hour", "time", "date", "quarter", "jahr", "monat", "t"})
+ROW_NUMBERS = "dropped, numbers the rows"  # how the note of such a column begins
+PLAIN_YEARS = (2000, 2039)  # first and last year that everybody writes with two digits
 
 
-def understand(name: str, values: Any, decimal: str | None = None, votes: cells.Votes | None = None) -> Column:
+def understand(
+    name: str, values: Any, decimal: str | None = None, votes: cells.Votes | None = None, keep: bool = False
+) -> Column:
     """What a column is, from all its cells.
 
     Args:
@@ -46,8 +52,9 @@ def understand(name: str, values: Any, decimal: str | None = None, votes: cells.
         values: Its cells, from ``as_cells``.
         decimal: The decimal sign of the file, for cells that leave a doubt.
         votes: From ``votes_of``, where it is known already.
+        keep: Whether the user says that it holds no ids, codes or numbers of the rows.
     """
-    column = _classify(name, values, decimal, votes or votes_of(values))
+    column = _classify(name, values, decimal, votes or votes_of(values), keep)
     if column.kind == "dropped":
         return column
     read = read_column(column, values)
@@ -57,12 +64,12 @@ def understand(name: str, values: Any, decimal: str | None = None, votes: cells.
     return replace(column, note=f"{column.note}; {absent} missing", missing=True)
 
 
-def _classify(name: str, values: Any, decimal: str | None, votes: cells.Votes) -> Column:
+def _classify(name: str, values: Any, decimal: str | None, votes: cells.Votes, keep: bool) -> Column:
     """A column by its type or, where it holds text, by the first of truths, numbers, dates and texts that fits."""
     if isinstance(values, pd.DatetimeIndex):
         return _date(name, values, "", "")
     if values.dtype != object:
-        return _number(name, values, "number", "")
+        return _number(name, values, "number", "", keep)
     absent = cells.is_missing(values, missing_words(values))
     present, missing = cells.leave_out(values, absent), bool(absent.any())
     if not len(present):
@@ -71,8 +78,8 @@ def _classify(name: str, values: Any, decimal: str | None, votes: cells.Votes) -
     if cells.plain_numbers(present) is None and set(cells.read_truths(levels).tolist()) == {0.0, 1.0}:
         yes, no = (", ".join(sorted({text.strip() for text in levels[cells.read_truths(levels) == v]})) for v in (1, 0))
         return Column(name, "truth", f"{yes} → 1, {no} → 0", missing=missing)
-    column = _as_numbers(name, values, levels, votes, decimal) or _as_dates(name, values, levels)
-    return column or _as_texts(name, present, missing)
+    column = _as_numbers(name, values, levels, votes, decimal, keep) or _as_dates(name, values, levels)
+    return column or _as_texts(name, present, missing, keep)
 
 
 def understand_choices(name: str, values: np.ndarray) -> Column:
@@ -108,38 +115,73 @@ def adapted(column: Column, values: Any, decimal: str | None, votes: cells.Votes
 
 
 def _as_numbers(
-    name: str, values: np.ndarray, levels: np.ndarray, votes: cells.Votes, file_sign: str | None
+    name: str, values: np.ndarray, levels: np.ndarray, votes: cells.Votes, file_sign: str | None, keep: bool
 ) -> Column | None:
     """A column of numbers, with a unit or without; None where it does not hold numbers."""
     decimal, remark = cells.column_sign(votes, file_sign)
-    if (votes.point if decimal == "." else votes.comma) < READABLE_SHARE or _are_codes(name):
+    if (votes.point if decimal == "." else votes.comma) < READABLE_SHARE:
         return None
-    absent = cells.is_missing(values, cells.MISSING_NUMBERS)
-    numbers = np.where(absent, np.nan, cells.read_numbers(values, decimal))
-    unreadable = values[np.isnan(numbers) & ~absent]
-    zeros = sum(len(text) > 1 and text.isdigit() for text in levels if text[:1] == "0")
-    codes = zeros > max(1, CODE_SHARE * len(levels)) or zeros == len(levels)
+    absent, amounts = cells.is_missing(values, cells.MISSING_NUMBERS), cells.has_thousands(levels)
+    numbers = np.where(absent, np.nan, cells.read_numbers(values, decimal, amounts))
+    readable = np.isfinite(numbers)
+    unreadable = values[~readable & ~absent]
+    bounds = np.zeros(0) if cells.plain_numbers(values) is not None else values[_are_bounds(values) & readable]
     if (
-        codes
-        or np.mean(np.isfinite(numbers[~absent])) < READABLE_SHARE
+        (not keep and (_have_zeros_in_front(levels) or _are_codes(name, numbers[readable])))
+        or np.mean(readable[~absent]) < READABLE_SHARE
         or (len(unreadable) and len(levels) <= FEW_LEVELS)
+        or 2 * len(pd.unique(bounds)) > len(levels)
     ):
-        return None  # codes such as 007, or 1, 2, 3, 4, 5+
-    if np.isfinite(numbers).all() and len(levels) > 2 and all(len(text.strip()) == 8 for text in levels):
+        return None  # codes such as 007; 1, 2, 3, 4, 5+; <18 and >18
+    if readable.all() and len(levels) > 2 and all(len(text.strip()) == 8 for text in levels):
         if (style := cells.date_style(levels, 1.0)) is not None:  # 20261118
             return _date(name, cells.read_dates(values, style[0]), style[0], "")
-    units = cells.count_units(cells.leave_out(values, absent), decimal)
-    signs = sorted(unit for unit in units if unit)
-    if len(signs) > 1:
-        return Column(name, "dropped", f"dropped, several units ({', '.join(signs[:5])})")
+    counts = cells.count_units(cells.leave_out(values, absent), decimal, amounts)
+    units = cells.unit_spellings(counts)
+    if len(units) > 1:
+        return _in_several_units(name, units)
+    unit = units[0][0] if units else ""
     commas = decimal == "," and votes.comma > votes.point
-    what = "number" + (f" in {signs[0]}" if signs else "") + (" with decimal commas" if commas else "")
-    column = _number(name, numbers, what + (f" ({remark})" if remark else ""), signs[0] if signs else "")
-    if signs and units[""]:
-        column = _with_remark(column, f"{units['']} cells without '{signs[0]}', which are taken as they are")
+    what = "number" + (f" in {unit}" if unit else "") + (" with decimal commas" if commas else "")
+    column = _number(name, numbers, what + (f" ({remark})" if remark else ""), unit, keep)
+    remarks = _describe_units(units, counts[""])
+    if amounts and any(cells.SHORT_MILLIONS.search(text) for text in levels):
+        remarks.append("m and b are millions and billions, as beside k")
+    if len(bounds):
+        value = cells.read_numbers(bounds[:1], decimal, amounts)[0]
+        remarks.append(f"{len(bounds)} cells such as {shown(bounds[0].strip())} are taken as {value:g}")
     if len(unreadable):
-        column = _with_remark(column, _describe_unreadable(unreadable))
-    return replace(column, decimal=decimal)
+        remarks.append(_describe_unreadable(unreadable))
+    for remark in remarks:
+        column = _with_remark(column, remark)
+    return replace(column, decimal=decimal, style=cells.AMOUNTS if amounts and column.kind == "number" else "")
+
+
+def _have_zeros_in_front(levels: np.ndarray) -> bool:
+    """Whether different texts are codes such as 007."""
+    zeros = sum(len(text) > 1 and text.isdigit() for text in levels if text[:1] == "0")
+    return zeros > max(1, CODE_SHARE * len(levels)) or zeros == len(levels)
+
+
+def _in_several_units(name: str, units: list[list[str]]) -> Column | None:
+    """A column whose numbers are in several units is dropped; None where the units are words, as in 2 rooms and 1 studio."""
+    if sum(cells.is_measure(spellings[0]) for spellings in units) < 2:
+        return None
+    signs = sorted(spellings[0] for spellings in units)
+    return Column(name, "dropped", f"dropped, several units ({', '.join(signs[:5])})")
+
+
+def _describe_units(units: list[list[str]], bare: int) -> list[str]:
+    """What is said of a unit, from its spellings and the number of cells without it."""
+    if not units:
+        return []
+    remarks = [f"{listed(sorted(units[0]))} are one unit"] if len(units[0]) > 1 else []
+    return remarks + ([f"{bare} {UNIT_SOMETIMES} '{units[0][0]}', which are taken as they are"] if bare else [])
+
+
+def _are_bounds(texts: np.ndarray) -> np.ndarray:
+    """Which texts are bounds such as <5."""
+    return cells.once_each(texts, lambda text: cells.BOUND.match(text) is not None).astype(bool)
 
 
 def _describe_unreadable(unreadable: np.ndarray) -> str:
@@ -152,7 +194,7 @@ def _with_remark(column: Column, remark: str) -> Column:
     return column if column.kind == "dropped" else replace(column, note=f"{column.note}; {remark}")
 
 
-def _number(name: str, numbers: np.ndarray, what: str, unit: str) -> Column:
+def _number(name: str, numbers: np.ndarray, what: str, unit: str, keep: bool) -> Column:
     """A column of numbers that have been read; ids, row numbers and constants are dropped, and codes are categories.
 
     Args:
@@ -160,6 +202,7 @@ def _number(name: str, numbers: np.ndarray, what: str, unit: str) -> Column:
         numbers: Its numbers, NaN where they are missing.
         what: What its note says if it is used as a number.
         unit: Its currency or unit, or "".
+        keep: Whether it is used as a number whatever its name is.
     """
     present = numbers[np.isfinite(numbers)]
     missing = len(present) < len(numbers)
@@ -168,8 +211,8 @@ def _number(name: str, numbers: np.ndarray, what: str, unit: str) -> Column:
     levels = pd.unique(present)
     if len(levels) == 1 and not missing:
         return Column(name, "dropped", f"dropped, always {present[0]:g}")
-    codes = _are_codes(name)
-    if (codes or _names_ids(name)) and not unit and bool((present == np.round(present)).all()):
+    codes = _are_codes(name, present)
+    if not keep and (codes or _names_ids(name)) and not unit and bool((present == np.round(present)).all()):
         if len(levels) > max(10, len(present) / 2):
             return Column(name, "dropped", _describe_ids(levels, present))
         if len(levels) <= MAX_LEVELS:
@@ -178,8 +221,8 @@ def _number(name: str, numbers: np.ndarray, what: str, unit: str) -> Column:
             return Column(name, "dropped", f"dropped, {len(levels)} different codes")
     if count := count_codes_for_missing(present):
         what += f"; {count} cells are {present.min():g}, far below all others: is it a word for missing? They count as numbers"
-    if not unit and _are_row_numbers(name, numbers):
-        return Column(name, "dropped", f"dropped, numbers the rows ({present[0]:g} to {present[-1]:g})")
+    if not keep and not unit and _are_row_numbers(name, numbers):
+        return Column(name, "dropped", f"{ROW_NUMBERS} ({present[0]:g} to {present[-1]:g})")
     return Column(name, "number", what, unit=unit, missing=missing)
 
 
@@ -210,9 +253,18 @@ def _names_ids(name: str) -> bool:
     return ends or bool(ID_WORDS & set(words))
 
 
-def _are_codes(name: str) -> bool:
-    """Whether the numbers of a column are codes, by the column's name: zip, phone."""
-    return bool(CODE_WORDS & set(_words(name)))
+def _are_codes(name: str, numbers: np.ndarray) -> bool:
+    """Whether the numbers of a column are codes, by the column's name (zip, phone) and their digits."""
+    if not CODE_WORDS & set(_words(name)) or not len(numbers) or (numbers != np.round(numbers)).any():
+        return False
+    return bool(np.mean(np.abs(numbers) >= 10 ** (CODE_DIGITS - 1)) >= READABLE_SHARE)
+
+
+def _are_written_codes(name: str, texts: np.ndarray) -> bool:
+    """Whether the texts of a column are codes, by the column's name and their digits."""
+    if not CODE_WORDS & set(_words(name)):
+        return False
+    return bool(np.mean([sum(map(str.isdigit, text)) >= CODE_DIGITS for text in texts]) >= READABLE_SHARE)
 
 
 def _are_row_numbers(name: str, numbers: np.ndarray) -> bool:
@@ -229,6 +281,8 @@ def _as_dates(name: str, values: np.ndarray, levels: np.ndarray) -> Column | Non
         order = "month before day" if style.find("%m") < style.find("%d") else "day before month"
         dates = cells.read_dates(values, style)
         column, unread = _date(name, dates, style, f" ({order}, which the cells leave open)" * unclear), dates.isna()
+        if "%y" in style and not ((dates.year >= PLAIN_YEARS[0]) & (dates.year <= PLAIN_YEARS[1]))[dates.notna()].all():
+            column = _with_remark(column, "years of two digits: 69-99 are 19.., 00-68 are 20..")
     elif (style := cells.time_style(levels, READABLE_SHARE)) is not None:
         unread = np.isnan(cells.read_times(values, style))
         column = Column(name, "time", "time → hours", style=style, missing=bool(unread.any()))
@@ -256,16 +310,16 @@ def _date(name: str, dates: pd.DatetimeIndex, style: str, remark: str) -> Column
     )
 
 
-def _as_texts(name: str, present: np.ndarray, missing: bool) -> Column:
+def _as_texts(name: str, present: np.ndarray, missing: bool, keep: bool) -> Column:
     """A column of categories, ids or free text."""
     folded = cells.once_each(present, lambda text: plain_form(text).casefold())
     levels, words = pd.unique(folded), np.mean([len(text.split()) for text in present])
     if len(levels) == 1 and not missing:
         return Column(name, "dropped", f"dropped, always '{shown(present[0].strip())}'")
     mostly_different = len(levels) == len(present) > 2 or len(levels) > max(10, len(present) / 2)
-    if mostly_different and words < SENTENCE_WORDS:
+    if not keep and mostly_different and words < SENTENCE_WORDS:
         return Column(name, "dropped", _describe_ids(levels, present))
-    if _are_codes(name) and len(levels) > MAX_LEVELS:
+    if not keep and len(levels) > MAX_LEVELS and _are_written_codes(name, present):
         return Column(name, "dropped", f"dropped, {len(levels)} different codes")
     if mostly_different or (words >= SENTENCE_WORDS and len(levels) > MAX_LEVELS):
         return _text(name, present, missing)
