@@ -424,6 +424,17 @@ def test_a_dataset_and_a_table_of_arrow(folder):
     table = pa.table(make_frame())
     model = TableClassifier(**options).fit_batches(table, target="city")
     assert set(model.classes_) == {"Oslo", "Rom", "Wien"}
+    frame = make_frame()
+    last = np.arange(ROWS) >= ROWS - 40  # the last batch has other things there
+    frame["city"] = np.where(last, [f"x{row}" for row in range(ROWS)], frame["city"])
+    frame.loc[2500, "b"] = np.nan
+    batches = [(frame[at : at + 40].drop(columns="y"), frame["y"][at : at + 40]) for at in range(0, ROWS, 40)]
+    with pytest.warns(
+        UserWarning, match="city: 40 cells in a row are no category of training, such as 'x2960'"
+    ) as said:
+        TableRegressor(**options).fit_batches(batches)
+    assert "The table differs from the sample that columns are learnt from" in str(said[0].message)
+    assert "b: 1 cells are missing, none was in training" in str(said[0].message)
     with pytest.raises(ValueError, match=r"The target parameter must be one of \['a'.*got 'price' instead"):
         TableRegressor().fit_batches(table, target="price")
     with pytest.raises(ValueError, match=r"must name the target's column of a dataset, got None"):

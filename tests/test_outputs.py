@@ -16,7 +16,7 @@ from bochner.files import check_outputs, write_bytes, write_text
 from bochner.reports import page
 from bochner.reports.figures import save_figure
 from bochner.storage import load, save
-from bochner.tables.reading import BadRow
+from bochner.tables.reading import BadRow, BadRows
 from bochner.tables.writing import write_bad_rows
 
 
@@ -32,7 +32,7 @@ WRITERS = {
     "rows": lambda path, _: write_rows(path, [{"a": 1}]),
     "figure": lambda path, _: save_figure(Figure(), path),
     "page": lambda path, _: page.write(path, "title", [page.Section("a", "b")]),
-    "bad rows": lambda path, _: write_bad_rows(path, [BadRow("line 2", "bad", ("1",))]),
+    "bad rows": lambda path, _: write_bad_rows(path, BadRows([BadRow("line 2", "bad", ("1",))])),
     "data set": lambda path, _: openml._write(path, b"x"),
     "model": lambda path, model: save(path, model),
 }

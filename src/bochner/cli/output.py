@@ -13,13 +13,14 @@ import typer
 from rich.console import Console
 
 from bochner.cli import process
-from bochner.errors import printable, shortened
+from bochner.errors import PROBLEMS_SHOWN, printable, shortened
 from bochner.files import FULL_DISK, temporary_path
 from bochner.tables.errors import TableError
 
 # What users write is never markup: a column may be called d:on:d or [/red].
 console = Console(highlight=False, markup=False, emoji=False)
 errors = Console(stderr=True, highlight=False, markup=False, emoji=False)
+MAX_LINES = PROBLEMS_SHOWN + 2  # of a message: a heading and what is left out may be among them
 
 
 def say(text: str) -> None:
@@ -51,7 +52,8 @@ def problems() -> Iterator[None]:
             raise
         _refuse("There is not enough memory; use fewer rows or columns.", error)
     except TableError as error:
-        _refuse("\n".join(" ".join(line.split()) for line in shortened(error.problems)), error)
+        shown = error.problems if len(error.problems) <= MAX_LINES else shortened(error.problems)
+        _refuse("\n".join(" ".join(line.split()) for line in shown), error)
     except ValueError as error:
         _refuse(" ".join(str(error).split()), error)
 

@@ -132,7 +132,7 @@ def fit_batches(
     if sample.rows > max_rows and estimator.budget is None:
         learner, learnt = learn_from_all(fitted, training, rows), False
         while not learnt:
-            moments = learner.collector.empty()
+            moments = learner.begin_pass()
             for X, y, weight in batches:
                 if len(X):
                     learner.take(moments, X, y, weight)
@@ -162,6 +162,7 @@ class AllRowsLearner:
         sample: Rows and targets of the whole sample, as the estimator takes them.
         held: Numbers of the rows of the sample that no head may learn from.
         clean: Makes of rows and targets what the estimator takes.
+        begin: Called at the beginning of each pass.
     """
 
     def __init__(
@@ -171,8 +172,9 @@ class AllRowsLearner:
         sample: tuple[Any, Any],
         held: np.ndarray | None = None,
         clean: Callable[[Any, Any], tuple[Any, Any]] | None = None,
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
-        self.estimator, self.training, self.clean = estimator, training, clean
+        self.estimator, self.training, self.clean, self.begin = estimator, training, clean, begin
         judged = estimator.mixtures_[0].judged
         self.x, self.y = training.x[judged], training.y[judged.cpu().numpy()]
         keys = row_keys(estimator._inputs(sample[0]).cpu().numpy(), estimator._target_numbers(sample[1]))
@@ -204,6 +206,11 @@ class AllRowsLearner:
             fitted = SoftmaxHead.fit(head.features, rows, head.amplitude, head.weights)
             members.append(replace(member, head=fitted))
         return replace(mixture, members=members)
+
+    def begin_pass(self) -> Moments:
+        """Sums over no rows yet, for one more pass over all of them."""
+        self.begin()
+        return self.collector.empty()
 
     def take(self, moments: Moments, X: Any, y: Any, weight: Any) -> None:
         """Adds the sums over some rows."""

@@ -101,14 +101,17 @@ class _TableEstimator(BaseEstimator):
 
         self.check_parameters()
 
+        changes = Changes()
+
         def learner(fitted: Any, training: TrainingData, sample: Any) -> AllRowsLearner:
             def clean(X: Any, y: Any) -> tuple[Any, Any]:
-                return fitted.table_.transform(as_frame(X)), fitted._read_target(X, y)
+                return fitted.table_.transform(as_frame(X), changes), fitted._read_target(X, y)
 
-            return AllRowsLearner(fitted.estimator_, training, clean(*sample[:2]), clean=clean)
+            return AllRowsLearner(fitted.estimator_, training, clean(*sample[:2]), clean=clean, begin=changes.clear)
 
         most, seed = (self.settings or Settings()).sample_rows, check_seed(self.random_state)
         fit_batches(self, Batches(batches, target), most, seed, learner)
+        _warn_user("The table", changes.lines(), than="the sample that columns are learnt from")
         return self
 
     def _read_target(self, X: Any, y: Any) -> np.ndarray:
@@ -222,14 +225,14 @@ def _find_wrong_names(frame: pd.DataFrame, drop: list[str], keep: list[str]) -> 
     return problems
 
 
-def _warn_user(argument: str, lines: Sequence[str]) -> None:
+def _warn_user(argument: str, lines: Sequence[str], than: str = "training") -> None:
     """Warns of what differs from training, if anything does, at the line outside of this package that led here."""
     if not lines:
         return
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("bochner."):
         level, frame = level + 1, frame.f_back
-    warnings.warn("\n  ".join([f"{argument} differs from training:", *lines]), stacklevel=level)
+    warnings.warn("\n  ".join([f"{argument} differs from {than}:", *lines]), stacklevel=level)
 
 
 def first_spellings(values: pd.Series, labels: np.ndarray) -> np.ndarray:

@@ -150,7 +150,9 @@ class TableFile:
         places: list[int] = []
         for line, cells in _read_table_rows(self.path, len(self.names), dialect):
             if problem := _find_problem(cells, len(self.names)):
-                bad.append(BadRow(f"line {line}", problem, () if isinstance(cells, str) else tuple(cells)))
+                breaks = 0 if isinstance(cells, str) else sum(cell.count("\n") for cell in cells)
+                place = f"lines {line - breaks} to {line}" if breaks else f"line {line}"
+                bad.append(BadRow(place, problem, () if isinstance(cells, str) else tuple(cells)))
                 continue
             assert isinstance(cells, list)
             rows.append(cells)

@@ -289,14 +289,20 @@ class Changes:
         missing: Number of cells without a value, by column that had none in training.
         units: The new unit and the unit in training, by column.
         bare: Number of cells that lack the unit of training and that unit, by column.
+        strange: Number of cells in pieces without a category of training, and the first such cell, by column.
     """
 
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all differences."""
         self.present: Counter[str] = Counter()
         self.unreadable: dict[str, tuple[int, str]] = {}
         self.missing: Counter[str] = Counter()
         self.units: dict[str, tuple[str, str]] = {}
         self.bare: dict[str, tuple[int, str]] = {}
+        self.strange: dict[str, tuple[int, str]] = {}
 
     def add(self, column: Column, values: Any, read: Read) -> bool:
         """Counts the cells of one more piece of a column; True where most cells so far cannot be read as in training."""
@@ -307,6 +313,10 @@ class Changes:
             self.unreadable[column.name] = (before + wrong, first)
         if not column.missing and read.absent.any():
             self.missing[column.name] += int(read.absent.sum())
+        if column.kind == "category" and (count := int((~read.absent).sum())) >= MIN_JUDGED_CELLS:
+            if not pd.Series(read.values[column.name]).isin(column.levels).any():
+                before, first = self.strange.get(column.name, (0, cells.as_text(values[int((~read.absent).argmax())])))
+                self.strange[column.name] = (before + count, first)
         if is_text(values):  # a number in a request is in the unit that the service names
             unit, bare = changed_units(column, values)
             if unit is not None:
@@ -327,6 +337,9 @@ class Changes:
         for name, (count, example) in other.unreadable.items():
             before, first = self.unreadable.get(name, (0, example))
             self.unreadable[name] = (before + count, first)
+        for name, (count, example) in other.strange.items():
+            before, first = self.strange.get(name, (0, example))
+            self.strange[name] = (before + count, first)
         self.units = other.units | self.units
         for name, (count, unit) in other.bare.items():
             self.add_bare(name, count, unit)
@@ -346,4 +359,8 @@ class Changes:
             for name, (now, before) in self.units.items()
         ]
         bare = [_describe_bare(name, count, unit) for name, (count, unit) in self.bare.items()]
-        return [printable(line) for line in unreadable + missing + units + bare]
+        strange = [
+            f"{name}: {count} cells in a row are no category of training, such as '{shown(example)}'"
+            for name, (count, example) in self.strange.items()
+        ]
+        return [printable(line) for line in unreadable + missing + units + bare + strange]
