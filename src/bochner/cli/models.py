@@ -69,11 +69,9 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _column_names(table: Path, *options: Sequence[str] | None) -> list[list[str]]:
+def _column_names(columns: Sequence[str], *options: Sequence[str] | None) -> list[list[str]]:
     """Names of columns in each option: one column's name, or several with commas; names with commas stand in quotes."""
-    from bochner.tables.reading import open_table
-
-    columns, found = open_table(table).names, []
+    found = []
     for texts in options:
         names: list[str] = []
         for text in texts or []:
@@ -187,13 +185,15 @@ def fit(
     from bochner.streaming.engines import check_engine
     from bochner.streaming.tables import TableSampler
     from bochner.tables.fitting import Names, read_training
+    from bochner.tables.reading import open_table
 
     options = _checked_options(kernel, hidden, false_alarm=false_alarm, device=device, random_state=seed)
     check_engine(engine)
     note(f"reading {table}")
-    drop, keep = _column_names(table, drop, keep)
+    source = open_table(table)
+    drop, keep = _column_names(source.names, drop, keep)
     sampler = TableSampler(target, Settings().sample_rows, seed, engine, note)
-    rows = read_training(table, target, Names(drop, keep), task, skip_bad_rows, sampler)
+    rows = read_training(source, target, Names(drop, keep), task, skip_bad_rows, sampler)
     read = time.perf_counter() - began
     result = fit_file(files, rows, share=test, drop=drop, keep=keep, deadline=began + seconds, engine=engine, **options)
     _note_overrun(seconds, {"starting and reading": read} | result.seconds)

@@ -138,7 +138,7 @@ def predict_rows(estimator: Any, clean: pd.DataFrame | dict[str, np.ndarray], co
 
 
 def read_training(
-    path: Path,
+    table: Path | Source,
     target: str,
     names: Names = NO_NAMES,
     task: str = "auto",
@@ -148,7 +148,7 @@ def read_training(
     """Reads a table to fit to.
 
     Args:
-        path: A file, a folder or a pattern.
+        table: A file, a folder or a pattern, or a table that has been opened.
         target: Name of the target.
         names: Columns to leave out and to keep.
         task: "auto", "regression" or "classification".
@@ -158,7 +158,8 @@ def read_training(
     Raises:
         TableError: It cannot be used; all problems are named. Bad rows are problems unless they may be skipped.
     """
-    source = open_table(path)
+    source = table if isinstance(table, Source) else open_table(table)
+    path = source.path
     check_names(source, target, names)
     piece, count = read(source) if read is not None else (read_table(source), 0)
     frame, texts, sampled = piece.frame.drop(columns=target), piece.frame[target], count > len(piece.places)
@@ -173,18 +174,18 @@ def read_training(
     frame = frame.iloc[rows].reset_index(drop=True)
     if len(frame) < MIN_ROWS:
         problems.append(f"At least {MIN_ROWS} rows are needed, {path} has {len(frame)} that can be used.")
-    table = _attempt(lambda: Table.learn(frame, names.drop, signs, names.keep), problems)
+    columns = _attempt(lambda: Table.learn(frame, names.drop, signs, names.keep), problems)
     if understood is not None:
         classes = np.unique(y) if understood.task == "classification" else None
         _attempt(lambda: check_added(list(frame.columns), target, classes), problems)
-    if problems or understood is None or table is None:
+    if problems or understood is None or columns is None:
         heading = [] if any(str(path) in line for line in problems) else [f"{path} cannot be fitted:"]
         raise TableError(*heading, *problems)
-    groups = _equal_rows(frame[[column.name for column in table.used]], y)
+    groups = _equal_rows(frame[[column.name for column in columns.used]], y)
     if repeated := len(groups) - len(np.unique(groups)):
         source.notes.append(f"{repeated} rows repeat another one; equal rows are fitted or tested together")
     places, total, bad = np.array(piece.places)[rows], max(count, len(piece.places)), BadRows(source.bad)
-    return TrainingTable(frame, y, understood, groups, places, table, source, total, sampled, bad, source.notes)
+    return TrainingTable(frame, y, understood, groups, places, columns, source, total, sampled, bad, source.notes)
 
 
 def _attempt(step: Callable[[], Result], problems: list[str]) -> Result | None:
