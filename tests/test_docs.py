@@ -260,6 +260,24 @@ def test_numbers_of_heads_on_networks_are_those_of_their_rows():
         assert f"{worst['digits', score]:.3f}" in front, score
 
 
+def test_numbers_of_large_tables_and_of_the_service_are_those_of_their_rows():
+    page = (ROOT / "docs/large_tables.md").read_text()
+    costs = read_rows(ROOT / "results/benchmarks/out-of-core.jsonl")
+    assert {row["rows"] for row in costs} == {10**5, 10**6, 10**7}
+    for row in costs:
+        line = f"| {row['rows']:,} | {row['seconds']:,.0f} s | {row['rows_a_second']:,} | {row['floor_rows_a_second']:,} | "
+        assert line + f"{row['peak_gib']:.2f} GiB | {row['nlpd']:.3f} |" in page
+    for row in read_rows(ROOT / "results/benchmarks/more-rows.jsonl"):
+        line = f"| {row['set']} | {row['rows']:,} | {row['ours_nlpd']:.3f} | {row['boosting_nlpd']:.3f} | "
+        assert line + f"{row['ours_seconds']:.0f} s | {row['boosting_seconds']:.0f} s |" in page
+    (row,) = read_rows(ROOT / "results/benchmarks/serve.jsonl")
+    direct = {"one_row_one_client": "one_row", "one_row": "one_row", "large": "large"}
+    for name, alone in direct.items():
+        part = row[name]
+        line = f"| {part['p50_ms']:.0f} ms | {part['p99_ms']:.0f} ms | {part['rows_per_s']:,.0f} | "
+        assert f"{line}{row[alone]['direct_one_pass_ms']:.0f} ms |" in (ROOT / "docs/serving.md").read_text(), name
+
+
 def test_lines_are_not_too_long():
     for page in set(PAGES) - {"explorer.md"}:  # its form has long lines
         for number, line in enumerate((ROOT / "docs" / page).read_text().splitlines(), start=1):
