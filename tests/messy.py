@@ -7,6 +7,7 @@ import pandas as pd
 
 ROWS = 80
 FRENCH = str.maketrans({",": "\u202f", ".": ","})
+GERMAN_MONTHS = "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split()
 
 
 def cars(rows=ROWS, seed=0):
@@ -139,6 +140,10 @@ FITTED = {
     ),
     "written months": (
         replaced("listed", lambda f: f["listed"].dt.strftime("%d %B %Y")),
+        "listed: date → days since first",
+    ),
+    "german months": (
+        replaced("listed", lambda f: [f"{d.day}. {GERMAN_MONTHS[d.month - 1]} {d.year}" for d in f["listed"]]),
         "listed: date → days since first",
     ),
     "dates as numbers": (

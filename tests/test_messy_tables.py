@@ -15,6 +15,7 @@ from bochner.cli import app
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.estimators.spread import Spread
 from bochner.storage import load, save
+from bochner.tables import cells
 from bochner.tables.errors import TableError
 from bochner.tables.fitting import fit_table, read_training, split_rows
 from bochner.tables.reading import open_table, read_table
@@ -375,3 +376,21 @@ def test_rows_of_unknown_classes_are_bad_rows_of_an_evaluation(tmp_path):
     assert result.exit_code == 0, result.stderr
     assert "1 rows cannot be used and are left out" in result.stdout
     assert "line 5,the target is the class 'perhaps'" in (tmp_path / "t-bad-rows.csv").read_text().replace('"', "")
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["12. März 2024", "1. Dezember 2023", "30. Okt. 2024"],
+        ["12 mars 2024", "1 décembre 2023", "30 oct. 2024"],
+        ["12 de marzo de 2024", "1 de diciembre de 2023", "30 de octubre de 2024"],
+        ["12 março 2024", "1 dezembro 2023", "30 out 2024"],
+        ["12 maart 2024", "1 dec. 2023", "30 oktober 2024"],
+        ["12th March 2024", "1st Dec. 2023", "30th October 2024"],
+        ["March 12th, 2024", "December 1st, 2023", "October 30th, 2024"],
+    ],
+)
+def test_months_may_have_names_of_several_languages(texts):
+    style, unclear = cells.date_style(np.array(texts, dtype=object), 1.0)
+    assert not unclear
+    assert cells.read_dates(texts, style).strftime("%Y-%m-%d").tolist() == ["2024-03-12", "2023-12-01", "2024-10-30"]

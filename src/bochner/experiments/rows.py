@@ -3,7 +3,8 @@
 One rule tells all experiments what to make again. A unit of work is named by what changes its numbers: experiment, seed,
 protocol, and where they vary set, model, folds and posterior. Rows of a unit that are in the file are not made again. The commit,
 the versions and the machine are noted in the rows, but do not count: to make rows again, remove them. Sweeps keep many units in
-one file (``add_rows``). The theory and the toys keep one unit in a file (``make_once``), and another seed replaces it.
+one file (``add_rows``). The theory keeps one unit in a file (``make_once``), and another seed replaces it. The toys write a file
+anew after each unit.
 """
 
 import json

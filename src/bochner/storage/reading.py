@@ -31,7 +31,7 @@ from bochner.tables.targets import Target
 
 ESTIMATORS: dict[str, Any] = {"StationaryRegressor": StationaryRegressor, "StationaryClassifier": StationaryClassifier}
 TABLE_ESTIMATORS: dict[str, Any] = {"StationaryRegressor": TableRegressor, "StationaryClassifier": TableClassifier}
-SPECTRA: dict[str, Any] = {"RBF": RBF, "Matern": Matern, "Exponential": Exponential}
+SPECTRUM_CLASSES: dict[str, Any] = {"RBF": RBF, "Matern": Matern, "Exponential": Exponential}
 # Entries of the rows that every model must predict finite numbers for.
 TRIAL_INPUTS = (0.0, 1.0, -1.0, 10.0, MAX_INPUT, -MAX_INPUT)
 TRIAL_QUANTILES = (0.01, 0.5, 0.99)
@@ -99,7 +99,7 @@ def _kernel(described: Any) -> Any:
 
 
 def _spectrum(described: Json) -> Spectrum:
-    return SPECTRA[described["type"]](**{name: value for name, value in described.items() if name != "type"})
+    return SPECTRUM_CLASSES[described["type"]](**{name: value for name, value in described.items() if name != "type"})
 
 
 def _column(described: Json) -> Column:

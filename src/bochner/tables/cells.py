@@ -94,9 +94,24 @@ NUMBERS = {
 DAYS = (
     "ISO8601",
     *("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%Y%m%d"),
-    *("%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y"),
-    *("%a, %d %b %Y", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%b %Y", "%B %Y", "%m/%Y", "%b-%y"),
+    *("%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%b %d %Y"),  # months as ``plain_date`` writes them
+    *("%a, %d %b %Y", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%b %Y", "%m/%Y", "%b-%y"),
 )
+MONTH_WORDS = {  # English, German, French, Spanish, Italian, Portuguese, Dutch
+    "Jan": "january januar jänner janvier enero gennaio janeiro januari jan janv ene gen",
+    "Feb": "february februar février fevrier febrero febbraio fevereiro februari feb févr fevr fév fev",
+    "Mar": "march märz maerz mars marzo março marco maart mar mär mrz mrt",
+    "Apr": "april avril abril aprile apr avr abr",
+    "May": "may mai mayo maggio maio mei mag",
+    "Jun": "june juni juin junio giugno junho jun giu",
+    "Jul": "july juli juillet julio luglio julho jul juil lug",
+    "Aug": "august août aout agosto augustus aug aoû ago",
+    "Sep": "september septembre septiembre settembre setembro sep sept set",
+    "Oct": "october oktober octobre octubre ottobre outubro oct okt ott out",
+    "Nov": "november novembre noviembre novembro nov",
+    "Dec": "december dezember décembre decembre diciembre dicembre dezembro dec dez déc dic",
+}
+MONTHS = {word: month for month, words in MONTH_WORDS.items() for word in words.split()}
 CLOCKS = (
     "",
     " %H:%M",
@@ -111,6 +126,10 @@ TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I %p")
 STYLES = frozenset({"", "ISO8601", *(day + clock for day in DAYS for clock in CLOCKS), *TIMES, AMOUNTS})
 SWAPPED = {"%d/%m": "%m/%d", "%m/%d": "%d/%m", "%d-%m": "%m-%d", "%m-%d": "%d-%m"}
 ZONE = re.compile(r"(:\d\d(?:\.\d+)?) ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d)$")
+MONTH = re.compile(r"([^\W\d_]{3,})\.?")
+ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th|º)\b")
+# What stands beside the name of a month: 12. März 2024, 2 de mayo de 2024.
+AROUND_MONTH = re.compile(r"(?<=\d)\.? (?:de )?(?=[A-Z][a-z]{2}\b)|(?<=[a-z]{3}) de (?=\d)")
 LIKE_A_DATE = re.compile(r".*\d.*[-/.: ,].*|\d{8}|[A-Za-z]{3,9}[- ]\d{2,4}")
 MAX_DATE_CHARACTERS = 60  # of a cell that is compared with the pattern above, which takes quadratic time
 
@@ -381,9 +400,18 @@ def read_truths(texts: Any) -> np.ndarray:
     return once_each(texts, lambda text: TRUTHS.get(text.strip().lower(), np.nan)).astype(float)
 
 
+def plain_date(text: str) -> str:
+    """A date with the name of its month in three English letters, as 12 Mar 2024 for '12. März 2024' or '12 de marzo de 2024'."""
+    plain = ZONE.sub(r"\1", text.strip())
+    if not MONTH.search(plain):
+        return plain
+    named = MONTH.sub(lambda word: MONTHS.get(word[1].casefold(), word[0]), plain)
+    return AROUND_MONTH.sub(" ", ORDINAL.sub("", named))
+
+
 def read_dates(texts: Any, style: str) -> pd.DatetimeIndex:
     """Dates in one format; NaT where a text is not such a date. Time zones are left out: a weekday is the local one."""
-    stripped = np.array([ZONE.sub(r"\1", text.strip()) for text in texts], dtype=object)
+    stripped = np.array([plain_date(text) for text in texts], dtype=object)
     return pd.DatetimeIndex(pd.to_datetime(stripped, format=style, errors="coerce"))
 
 
@@ -407,6 +435,7 @@ def date_style(levels: np.ndarray, share: float) -> tuple[str, bool] | None:
     """The format that reads at least a share of different texts, and whether day and month could be swapped."""
     if np.mean([_may_be_a_date(text.strip()) for text in levels]) < share:
         return None
+    levels = np.array([plain_date(text) for text in levels], dtype=object)
     sample = levels[:: max(1, len(levels) // 200)]
     marks, _ = Counter(map(_date_marks, sample)).most_common(1)[0]
     usual = [text for text in sample if _date_marks(text) == marks][:20]

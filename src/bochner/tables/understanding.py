@@ -1,4 +1,7 @@
-"""Columns understood: what each column of a table is, from its cells and its name."""
+"""Columns understood: what each column of a table is, from its cells and its name.
+
+``skrub.TableVectorizer`` is not used: to it '$1,200', '12,5' and '3 kg' are texts, and it does not say in words what it did.
+"""
 
 import re
 from collections import Counter
