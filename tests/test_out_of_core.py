@@ -521,6 +521,19 @@ def test_a_search_for_modes_that_is_cut_short_says_so_and_keeps_the_best_weights
     assert model.score(x, y > 0) > 0.93
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the process's memory from /proc")
+def test_memory_that_is_free_again_is_given_back():
+    def pages():
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    kept = [bytearray(2000) for _ in range(60_000)]  # too small for pieces of their own
+    last, full = kept[-1], pages()
+    del kept
+    streamed_tables.give_back_memory()
+    assert len(last) == 2000
+    assert pages() < full - 20_000  # of about 30,000 pages
+
+
 def test_bad_rows_beyond_a_number_are_counted_only(tmp_path, monkeypatch):
     monkeypatch.setattr("bochner.tables.reading.MAX_LISTED_ROWS", 25)
     frame = make_frame()

@@ -1,5 +1,7 @@
 """Tables in files that are larger than memory: a sample of their rows, and what the heads learn from all rows."""
 
+import contextlib
+import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -50,7 +52,9 @@ class TableSampler:
                 source.raise_empty()
             return joined(pieces), count
         del pieces
-        return self._sampled(source)
+        sampled = self._sampled(source)
+        give_back_memory()
+        return sampled
 
     def _sampled(self, source: Source) -> tuple[Piece, int]:
         self.say(
@@ -61,11 +65,8 @@ class TableSampler:
 
         def portions() -> Iterator[tuple[int, Portion, float]]:
             for number, portion in enumerate(source.portions(PORTION_ROWS)):
-                yield (
-                    number,
-                    portion,
-                    sample.largest_key,
-                )  # so that a portion sends few rows that the sample will not keep
+                # With the key a portion sends few rows that the sample will not keep.
+                yield number, portion, sample.largest_key
 
         for drawn, bad_rows in map_portions(draw, portions(), self.engine):
             sample.merge(drawn)
@@ -152,6 +153,12 @@ class _Learning:
         return learnt
 
 
+def give_back_memory() -> None:
+    """Gives memory that is free again back to the system, where the C library offers it: glibc keeps gigabytes for later."""
+    with contextlib.suppress(OSError, AttributeError):  # no glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 def learn_from_all(
     fitted: FittedTable, table: TrainingTable, *, engine: str, skip_bad: bool, say: Callable[[str], None]
 ) -> None:
@@ -164,6 +171,7 @@ def learn_from_all(
         skip_bad: Whether rows that cannot be used are left out; otherwise they are an error.
         say: Shows a line to the user.
     """
+    give_back_memory()  # the fit needed far more than what follows
     source, estimator = table.source, fitted.estimator.estimator_
     rows = np.concatenate([fitted.train, fitted.held])
     held = np.arange(len(fitted.train), len(rows))
