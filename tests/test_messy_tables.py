@@ -1,6 +1,7 @@
 """Tables as people have them: fitted without an option, or refused with every problem named at once."""
 
 import json
+import re
 from contextlib import nullcontext
 
 import numpy as np
@@ -20,7 +21,7 @@ from bochner.tables.errors import TableError
 from bochner.tables.fitting import fit_table, read_training, split_rows
 from bochner.tables.reading import open_table, read_table
 from bochner.tables.table import Table, without_empty
-from messy import FITTED, REFUSED, SUFFIXES, cars
+from messy import FITTED, GERMAN_MONTHS, REFUSED, SUFFIXES, cars
 
 QUICK = {
     "kernel": "matern32",
@@ -394,3 +395,66 @@ def test_months_may_have_names_of_several_languages(texts):
     style, unclear = cells.date_style(np.array(texts, dtype=object), 1.0)
     assert not unclear
     assert cells.read_dates(texts, style).strftime("%Y-%m-%d").tolist() == ["2024-03-12", "2023-12-01", "2024-10-30"]
+
+
+def learnt(**columns):
+    """What a table of 40 rows with these columns is taken for, a line for each."""
+    frame = pd.DataFrame({name: np.resize(np.array(cells_, dtype=object), 40) for name, cells_ in columns.items()})
+    return dict(line.split(": ", 1) for line in Table.learn(frame.assign(x=np.arange(40.0) ** 1.5)).summary())
+
+
+def test_words_for_missing_of_people_do_not_change_what_a_column_is():
+    found = learnt(
+        rating=["1", "2", "3", "4", "5", "prefer not to say"],
+        crash=["ja", "nein", "unbekannt", "k.A."],
+        seats=["4", "5", "not specified", "2"],
+    )
+    assert found["rating"].startswith("number; 6 missing")
+    assert found["crash"].startswith("ja → 1, nein → 0; 20 missing")
+    assert found["seats"].startswith("number; 10 missing")
+
+
+def test_dates_with_names_and_with_numbers_are_one_column_and_others_are_named():
+    days = pd.Timestamp("2014-01-13") + pd.to_timedelta(np.arange(40) * 50, unit="D")
+    german = [f"{d.day}. {GERMAN_MONTHS[d.month - 1]} {d.year}" if d.day % 2 else f"{d:%d.%m.%Y}" for d in days]
+    assert learnt(first=german)["first"].startswith("date → days since first")
+    mixed = [f"{d:%Y/%m/%d}" if d.day % 2 else f"{d:%d-%m-%Y}" for d in days]
+    assert "dropped, dates written in several ways ('04-03-2014', '2019/05/17')" in learnt(first=mixed)["first"]
+
+
+def test_units_per_hundred_and_counts_with_gaps():
+    rng = np.random.default_rng(0)
+    use = [f"{value:.1f} l/100km".replace(".", ",") for value in rng.uniform(4, 12, 40)]
+    number = np.delete(np.arange(1, 42), 17)
+    found = learnt(use=use, respondent=[str(n) for n in number])
+    assert found["use"].startswith("number in l/100km with decimal commas")
+    assert found["respondent"] == "dropped, numbers the rows (1 to 41)"
+    thousands = [*[f"{n}.985" for n in range(101, 137)], "k.A.", "about a week", "7", "12"]
+    line = learnt(thousands=thousands)["thousands"]  # words that are no numbers say nothing about the sign
+    assert line.startswith("number (point taken between thousands, which the cells leave open)")
+
+
+def test_a_grand_total_in_a_row_of_hardly_anything_else_is_no_row_whatever_it_holds(tmp_path):
+    frame = cars()
+    last = dict.fromkeys(frame.columns, "") | {"brand": "Grand Total", "price": "9999999"}
+    pd.concat([frame.astype(object), pd.DataFrame([last])]).to_csv(tmp_path / "t.csv", index=False)
+    table = read_training(tmp_path / "t.csv", "price", skip_bad=True)
+    assert [row.problem for row in table.bad] == ["it holds totals of the rows above"]
+    frame.loc[3, "price"] = 9_999_999
+    frame.to_csv(tmp_path / "u.csv", index=False)
+    assert re.search(
+        r"1e\+07 is \d+ times as large as any other: is it one\?",
+        read_training(tmp_path / "u.csv", "price").target.note,
+    )
+
+
+def test_new_rows_that_leave_the_decimal_sign_open_are_noted():
+    frame = cars().assign(km=lambda f: [f"{value / 7:.2f} km".replace(".", ",") for value in f["km"]])
+    model = TableRegressor(hidden_layer_sizes=(), random_state=0).fit(frame.drop(columns="price"), frame["price"])
+    new = (
+        frame.drop(columns="price")
+        .head(6)
+        .assign(km=["36,942 km", "189,539 km", "201,385 km", "45,100 km", "7,254 km", "8 km"])
+    )
+    with pytest.warns(UserWarning, match="km: comma taken as decimal sign as in training, which the cells leave open"):
+        model.predict(new)

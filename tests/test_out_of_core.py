@@ -608,6 +608,26 @@ def test_a_piece_of_another_type_is_one_line_and_no_file(tmp_path):
     assert not out.exists()
 
 
+def test_files_whose_types_do_not_fit_together_are_one_line(tmp_path):
+    frame = make_frame(40)
+    frame.to_parquet(tmp_path / "a.parquet")
+    frame.assign(a="seventeen").to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(
+        TableError, match=r"types that do not fit together \(.*Field a has.*\); give it one type in all files"
+    ):
+        fit_folder(tmp_path, tmp_path / "m.bochner")
+    with pytest.raises(ValueError, match=r"batches parameter cannot be read to its end \(.*seventeen"):
+        TableRegressor(**OPTIONS).fit_batches(pyarrow.dataset.dataset(tmp_path), target="y")
+
+
+def test_a_batch_may_hold_nothing_but_rows_that_judge():
+    x, y = make_rows(900)
+    batches = [*in_batches(x, y), *[(x[row : row + 1], y[row : row + 1]) for row in range(150)]]
+    options = OPTIONS | {"hidden_layer_sizes": ()}
+    model = StationaryRegressor(**options).fit_batches(batches)
+    assert model.mixtures_[0].members[0].head.sums.count == pytest.approx(1050)
+
+
 @pytest.mark.parametrize("ending", ["parquet", "csv.gz", "feather"])
 def test_a_truncated_file_is_one_line(tmp_path, ending):
     frame, path = make_frame(2000), tmp_path / f"t.{ending}"

@@ -91,9 +91,16 @@ class Batches:
     def _arrow_batches(self) -> Iterator[tuple[Any, Any]]:
         options = {"batch_readahead": 1, "fragment_readahead": 1} if hasattr(self.batches, "scanner") else {}
         size = {"batch_size": BATCH_ROWS} if options else {"max_chunksize": BATCH_ROWS}
-        for batch in self.batches.to_batches(**size, **options):
-            frame = batch.to_pandas()
-            yield frame.drop(columns=self.target), frame[self.target]
+        from pyarrow import ArrowException
+
+        try:
+            for batch in self.batches.to_batches(**size, **options):
+                frame = batch.to_pandas()
+                yield frame.drop(columns=self.target), frame[self.target]
+        except (ArrowException, OSError) as error:
+            raise ValueError(
+                f"The batches parameter cannot be read to its end ({' '.join(str(error).split())})."
+            ) from error
 
 
 def _difference(names: list[str], columns: list[str], number: int) -> str:

@@ -179,6 +179,8 @@ def add_sums(mixtures: list[Any], sums: list[list[Sums]], x: Tensor, y: np.ndarr
         y: Targets, (n,) or (n, k); for classes their numbers.
         weight: How many rows each one stands for, (n,).
     """
+    if not len(y):  # of these rows all judge or are held out
+        return
     columns = y.reshape(len(y), -1).T
     for number, (mixture, members) in enumerate(zip(mixtures, sums, strict=True)):
         targets = [_targets_of(mixture, member, columns[number], x) for member in mixture.members]

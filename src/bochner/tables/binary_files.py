@@ -136,7 +136,12 @@ def joined(tables: "Sequence[pa.Table]") -> "pa.Table | None":
         return None
     import pyarrow as pa
 
-    return pa.concat_tables(tables, promote_options="permissive")
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise TableError(
+            f"A column has types that do not fit together ({_as_one_line(error)}); give it one type in all files."
+        ) from error
 
 
 def has_text(kind: object) -> bool:

@@ -31,7 +31,21 @@ MISSING_WORDS = frozenset(
         "#valeur!",
     }  # of Excel
 )
-MISSING_NUMBERS = MISSING_WORDS | {"none", "nil", ".", "..", "...", "missing", "unknown", "tbd"}
+MISSING_NUMBERS = (
+    MISSING_WORDS
+    | {"none", "nil", ".", "..", "...", "missing", "unknown", "tbd", "not specified", "no answer", "prefer not to say"}
+    | {
+        "unbekannt",
+        "k.a.",
+        "k. a.",
+        "keine angabe",
+        "inconnu",
+        "non renseigné",
+        "desconocido",
+        "sconosciuto",
+        "onbekend",
+    }
+)
 TRUTHS = {
     word: truth
     for truth, words in ((1.0, "true yes y t ja oui sí si on"), (0.0, "false no n f nein non off"))
@@ -67,7 +81,7 @@ def _number_pattern(decimal: str, multiples: str) -> re.Pattern[str]:
     signs = r"(?P<minus>[-−–])?\+?"
     prefix = rf"(?P<prefix>{CURRENCIES})?[{BLANKS}]*"
     times = rf"(?P<times>(?:{multiples}){AMOUNT_END})?"
-    suffix = rf"[{BLANKS}]*(?P<suffix>(?:{CURRENCIES}|{UNITS})(?:/[^\W\d_]{{1,6}}[²³]?)?)?"
+    suffix = rf"[{BLANKS}]*(?P<suffix>(?:{CURRENCIES}|{UNITS})(?:/(?:\d{{1,4}}[{BLANKS}]?)?[^\W\d_]{{1,6}}[²³]?)?)?"
     # Accountants write (12.50) for −12.50, and SAP writes 12.50-.
     inside = rf"{signs}{prefix}(?P<inner>[-−])?{number}(?P<behind>[-−])?{times}{suffix}"
     return re.compile(rf"(?P<bracket>\()?{inside}(?(bracket)\))")
@@ -94,8 +108,7 @@ NUMBERS = {
 DAYS = (
     "ISO8601",
     *("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%Y%m%d"),
-    *("%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%b %d %Y"),  # months as ``plain_date`` writes them
-    *("%a, %d %b %Y", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%b %Y", "%m/%Y", "%b-%y"),
+    *("%d-%b-%y", "%a, %d.%m.%Y", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%b %Y", "%m/%Y", "%b-%y"),
 )
 MONTH_WORDS = {  # English, German, French, Spanish, Italian, Portuguese, Dutch
     "Jan": "january januar jänner janvier enero gennaio janeiro januari jan janv ene gen",
@@ -126,10 +139,16 @@ TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I %p")
 STYLES = frozenset({"", "ISO8601", *(day + clock for day in DAYS for clock in CLOCKS), *TIMES, AMOUNTS})
 SWAPPED = {"%d/%m": "%m/%d", "%m/%d": "%d/%m", "%d-%m": "%m-%d", "%m-%d": "%d-%m"}
 ZONE = re.compile(r"(:\d\d(?:\.\d+)?) ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d)$")
+YEAR = re.compile(r"(?<!\d)(?:19|20)\d\d(?!\d)")
 MONTH = re.compile(r"([^\W\d_]{3,})\.?")
 ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th|º)\b")
 # What stands beside the name of a month: 12. März 2024, 2 de mayo de 2024.
-AROUND_MONTH = re.compile(r"(?<=\d)\.? (?:de )?(?=[A-Z][a-z]{2}\b)|(?<=[a-z]{3}) de (?=\d)")
+AROUND_MONTH = re.compile(r"(?<=\d)\.? (?:de )?(?=[A-Z][a-z]{2}\b)|(?<=[A-Z][a-z]{2}) de (?=\d)")
+MONTH_NAMES = list(MONTH_WORDS)
+NAMED_DATE = re.compile(
+    r"\b(?:(?P<day>\d{1,2})(?P<sign>[ -])(?P<month>[A-Z][a-z]{2})(?P=sign)|(?P<first>[A-Z][a-z]{2}) (?P<later>\d{1,2}),? )"
+    r"(?P<year>\d{4})\b"
+)
 LIKE_A_DATE = re.compile(r".*\d.*[-/.: ,].*|\d{8}|[A-Za-z]{3,9}[- ]\d{2,4}")
 MAX_DATE_CHARACTERS = 60  # of a cell that is compared with the pattern above, which takes quadratic time
 
@@ -375,7 +394,8 @@ def decimal_votes(texts: np.ndarray, share: float, known: bool = False) -> Votes
     differ = np.isfinite(points) & np.isfinite(commas) & (points != commas)
     small = np.isfinite(points) & (points == commas) & (np.abs(points) < 1000)
     marks = {"." if "." in text else "," for text in levels[differ]}
-    grouped = bool(len(marks) == 1 and small.any() and (small | differ).all())
+    readable = np.isfinite(points) | np.isfinite(commas)
+    grouped = bool(len(marks) == 1 and small.any() and (small | differ)[readable].all())
     return Votes(point, comma, sign, marks.pop() if len(marks) == 1 else "", grouped)
 
 
@@ -401,12 +421,21 @@ def read_truths(texts: Any) -> np.ndarray:
 
 
 def plain_date(text: str) -> str:
-    """A date with the name of its month in three English letters, as 12 Mar 2024 for '12. März 2024' or '12 de marzo de 2024'."""
+    """A date in numbers where the name of its month stands beside day and year: 12.03.2024 for "12. März 2024" or "March 12, 2024".
+
+    So a column may hold dates with names and dates with numbers. Other names become three English letters: Mar 2024, 12-Mar-24.
+    """
     plain = ZONE.sub(r"\1", text.strip())
     if not MONTH.search(plain):
         return plain
     named = MONTH.sub(lambda word: MONTHS.get(word[1].casefold(), word[0]), plain)
-    return AROUND_MONTH.sub(" ", ORDINAL.sub("", named))
+    named = AROUND_MONTH.sub(" ", ORDINAL.sub("", named))
+    return NAMED_DATE.sub(_as_numbers, named)
+
+
+def _as_numbers(match: re.Match[str]) -> str:
+    day, month, year = match["day"] or match["later"], match["month"] or match["first"], match["year"]
+    return f"{int(day):02d}.{MONTH_NAMES.index(month) + 1:02d}.{year}" if month in MONTH_NAMES else match[0]
 
 
 def read_dates(texts: Any, style: str) -> pd.DatetimeIndex:
@@ -429,6 +458,16 @@ def _date_marks(text: str) -> frozenset[str]:
 
 def _may_be_a_date(text: str) -> bool:
     return len(text) <= MAX_DATE_CHARACTERS and LIKE_A_DATE.fullmatch(text) is not None
+
+
+def are_like_dates(levels: Any, share: float) -> bool:
+    """Whether at least a share of texts look like dates with four-digit years, in one form or several."""
+    return bool(np.mean([YEAR.search(text) is not None and _may_be_a_date(text.strip()) for text in levels]) >= share)
+
+
+def date_form(text: str) -> str:
+    """What differs between forms of dates: the text with 0 for each digit."""
+    return re.sub(r"\d", "0", plain_date(text))
 
 
 def date_style(levels: np.ndarray, share: float) -> tuple[str, bool] | None:

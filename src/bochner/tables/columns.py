@@ -163,7 +163,7 @@ class Read:
 
 def read_column(column: Column, values: Any) -> Read:
     """Reads the cells of a column, from ``as_cells``, as what it was understood to be."""
-    words = cells.MISSING_NUMBERS if column.kind in ("number", "date", "time") else cells.MISSING_WORDS
+    words = cells.MISSING_NUMBERS if column.kind in ("number", "date", "time", "truth") else cells.MISSING_WORDS
     if isinstance(values, pd.DatetimeIndex):
         absent = np.asarray(values.isna())
     elif values.dtype == object:

@@ -25,6 +25,7 @@ from bochner.tables.targets import Target
 
 MIN_ROWS = 10  # rows that a fit needs
 LOWEST_ROWS = 2  # rows with the lowest targets of a sample that are never held out
+SPARSE_CELLS = 4  # cells of a row of totals, of which one is filled beside the word 'Total', whatever it holds
 NAME_ROWS = 20  # first rows among which the name of a target is looked for that is no column
 FOOTER_WORDS = frozenset(
     {"total", "totals", "subtotal", "sum", "summe", "gesamt", "gesamtergebnis", "gesamtsumme", "zwischensumme"}
@@ -250,10 +251,17 @@ def _find_names_below(source: Source, target: str) -> str:
 
 
 def is_footer(frame: pd.DataFrame, decimal: str) -> bool:
-    """Whether the last row of a table holds totals: sums, means and blanks, beside a word such as 'Total' or two sums at least."""
+    """Whether the last row of a table holds totals.
+
+    These are sums, means and blanks, beside a word such as 'Total' or two sums at least; or a cell 'Total' and hardly any other.
+    """
     last = [as_text(frame[name].iloc[-1]).strip() for name in frame.columns]
     words = [bool(FOOTER_WORDS & set(re.findall(r"[^\W\d_]+", cell.casefold()))) for cell in last]
-    alone = "" in last and sum(map(bool, last)) > 1
+    filled = sum(map(bool, last))
+    alone = "" in last and filled > 1
+    whole = any(cell and set(cell.casefold().rstrip(":").split()) <= FOOTER_WORDS | {"grand"} for cell in last)
+    if whole and len(frame) >= MIN_ROWS and len(last) > SPARSE_CELLS and filled <= max(2, len(last) // SPARSE_CELLS):
+        return True  # 'Grand Total' in a row of hardly anything else, though the sum may be of other rows
     if not (any(words) or alone) or len(frame) < MIN_ROWS:
         return False
     for name, cell, word in zip(frame.columns, last, words, strict=True):

@@ -106,7 +106,7 @@ class Table:
         if missing:
             strange = [name for name in names if name not in {column.name for column in self.columns}]
             hint = f" It has {listed(strange)}, which the model does not know." if strange else ""
-            raise TableError(f"The table lacks the column {listed(missing)} that the model was fitted with.{hint}")
+            raise TableError(f"The table lacks the column {listed(missing)} that the model was fitted with; add it, its cells may be empty.{hint}")
 
     def transform(self, frame: pd.DataFrame, changes: "Changes | None" = None) -> pd.DataFrame:
         """Numbers and categories, from a table with the columns of training.
@@ -154,6 +154,11 @@ class Table:
             for column in self.columns
         )
         lines = [f"{new.name}: {REWRITTEN}" for new, old in zip(columns, self.columns, strict=True) if new is not old]
+        for column in columns if decimal is None else []:
+            vote = votes.get(column.name)
+            if vote is not None and not vote.sign and vote.grouped and vote.open == column.decimal:
+                sign = {".": "point", ",": "comma"}[vote.open]
+                lines.append(f"{column.name}: {sign} taken as decimal sign as in training, which the cells leave open")
         return Table(columns), lines
 
     def adapted_target(self, frame: pd.DataFrame, target: Target) -> tuple[Target, list[str]]:

@@ -22,6 +22,7 @@ from bochner.tables.errors import TableError
 from bochner.tables.understanding import FEW_LEVELS, ROW_NUMBERS, understand
 
 MAX_CLASSES = 100
+FAR_FACTOR = 50  # times that the largest target may be as large as the next one before a note asks whether it is one
 MIN_SIZE = 1e-100  # of the largest target of a regression: the squares of smaller ones vanish
 MAX_MERGERS_SHOWN = 5  # classes of several spellings that a note lists
 # Remarks on a column that say nothing of a target, whose missing and unreadable cells make bad rows.
@@ -89,7 +90,12 @@ class Target:
             return replace(learnt, note=learnt.note + remark) if codes else learnt
         if len(classes) > min(MAX_CLASSES, max(2, len(labels) / 2)):
             raise TableError(_many_classes_message(name, len(classes), target_cells[present], decimal))
-        return cls._classes(name, labels, sign, is_truth=column.kind == "truth")
+        return cls._classes(
+            name,
+            labels,
+            sign,
+            is_truth=column.kind == "truth" and all(label.casefold() in cells.TRUTHS for label in classes),
+        )
 
     @classmethod
     def _regression(cls, name: str, column: Column, present: Any) -> "Target":
@@ -98,6 +104,9 @@ class Target:
         numbers = read_column(column, present).values[column.name]
         if float(np.nanmax(np.abs(numbers))) < MIN_SIZE:
             raise TableError(f"The target '{name}' holds numbers below {MIN_SIZE:g} in size; give it in other units.")
+        sizes = np.sort(np.abs(numbers[np.isfinite(numbers)]))
+        if len(sizes) > 2 and sizes[-1] > FAR_FACTOR * sizes[-2]:
+            note += f"; {sizes[-1]:g} is {sizes[-1] / sizes[-2]:.0f} times as large as any other: is it one?"
         return cls(name, "regression", column, note)
 
     @classmethod

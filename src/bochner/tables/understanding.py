@@ -34,6 +34,7 @@ MAX_TEXT_WORDS = 8  # frequent words of a free text that become columns
 WORD_SHARES = (0.05, 0.8)  # shares of rows in which such a word must be
 CODE_SHARE = 0.02  # share of different cells that must begin with a zero for a column to hold codes
 CODES_FOR_MISSING = (-99.0, -999.0, -9999.0, -99999.0)  # that instruments and surveys write for a missing number
+COUNTING_SHARE = 0.95  # share of steps of one between numbers that count the rows
 MIN_ROW_NUMBERS = 10  # whole numbers that follow each other from which on they number the rows
 ID_WORDS = frozenset({"id", "ids", "uuid", "guid", "identifier", "sku", "unnamed"})
 ID_ENDINGS = frozenset({"key", "ref"})  # as the last word of a name
@@ -78,11 +79,17 @@ def _classify(name: str, values: Any, decimal: str | None, votes: cells.Votes, k
     if not len(present):
         return Column(name, "dropped", "dropped, no values")
     levels = pd.unique(present)
-    if cells.plain_numbers(present) is None and set(cells.read_truths(levels).tolist()) == {0.0, 1.0}:
-        yes, no = (", ".join(sorted({text.strip() for text in levels[cells.read_truths(levels) == v]})) for v in (1, 0))
-        return Column(name, "truth", f"{yes} → 1, {no} → 0", missing=missing)
+    answers = cells.leave_out(levels, cells.is_missing(levels, cells.MISSING_NUMBERS))
+    if cells.plain_numbers(present) is None and set(cells.read_truths(answers).tolist()) == {0.0, 1.0}:
+        truths = cells.read_truths(answers)
+        yes, no = (", ".join(sorted({text.strip() for text in answers[truths == v]})) for v in (1, 0))
+        return Column(name, "truth", f"{yes} → 1, {no} → 0", missing=missing or len(answers) < len(levels))
     column = _as_numbers(name, values, levels, votes, decimal, keep) or _as_dates(name, values, levels)
-    return column or _as_texts(name, present, missing, keep)
+    column = column or _as_texts(name, present, missing, keep)
+    if column.kind == "dropped" and not column.parts and cells.are_like_dates(levels, READABLE_SHARE):
+        some = listed(sorted(levels.tolist(), key=lambda text: cells.date_form(text))[:: max(1, len(levels) - 1)][:2])
+        return replace(column, note=f"dropped, dates written in several ways ({some}); write them in one")
+    return column
 
 
 def understand_choices(name: str, values: np.ndarray) -> Column:
@@ -274,7 +281,8 @@ def _are_row_numbers(name: str, numbers: np.ndarray) -> bool:
     """Whether numbers count the rows; years and other times that do are kept."""
     if len(numbers) < MIN_ROW_NUMBERS or numbers[0] != np.round(numbers[0]) or TIME_WORDS & set(_words(name)):
         return False
-    return bool((np.diff(numbers) == 1).all())
+    steps = np.diff(numbers)  # some rows may be left out
+    return bool((steps >= 1).all() and np.mean(steps == 1) >= COUNTING_SHARE)
 
 
 def _as_dates(name: str, values: np.ndarray, levels: np.ndarray) -> Column | None:
