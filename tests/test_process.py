@@ -1,6 +1,7 @@
 """The command line as a process: signals, workers, forks, and streams that are closed or full."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -127,7 +128,9 @@ def test_workers_of_a_sweep_end_with_their_parent(name, code, tmp_path, monkeypa
     assert "Traceback" not in stderr
     if code > 0:
         way = {130: "Ctrl-C", 143: "SIGTERM"}[code]
-        assert stderr == f"Stopped by {way}. Kept: {workers}. The same command makes the rows that are missing.\n"
+        # joblib's tracker of semaphores gets Ctrl-C too, and in a rare race warns of one that is gone already.
+        said = [line for line in stderr.splitlines() if not re.search(r"resource_tracker|^  warnings\.warn\(", line)]
+        assert said == [f"Stopped by {way}. Kept: {workers}. The same command makes the rows that are missing."]
 
 
 INTERRUPTED_IMPORT = """
