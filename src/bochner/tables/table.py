@@ -106,7 +106,10 @@ class Table:
         if missing:
             strange = [name for name in names if name not in {column.name for column in self.columns}]
             hint = f" It has {listed(strange)}, which the model does not know." if strange else ""
-            raise TableError(f"The table lacks the column {listed(missing)} that the model was fitted with; add it, its cells may be empty.{hint}")
+            raise TableError(
+                f"The table lacks the column {listed(missing)} that the model was fitted with; add it, its cells may be "
+                f"empty.{hint}"
+            )
 
     def transform(self, frame: pd.DataFrame, changes: "Changes | None" = None) -> pd.DataFrame:
         """Numbers and categories, from a table with the columns of training.
