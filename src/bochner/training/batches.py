@@ -46,6 +46,7 @@ def targets_of(batch: Any) -> Tensor:
     targets = split_batch(batch)[1]
     if targets is None:
         what = f"a dictionary of {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else "inputs alone"
+        what += "" if isinstance(batch, Mapping) else "; a pair of tensors is one batch in a list, [(x, y)]"
         raise ValueError(f"A batch must hold targets: (x, y), or a dictionary with one of {LABELS}; got {what}.")
     try:
         return torch.as_tensor(targets)
