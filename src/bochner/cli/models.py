@@ -182,13 +182,11 @@ def fit(
     _check_fit(files, task, test)
     from bochner.cli.jobs import fit_file
     from bochner.estimators import Settings
-    from bochner.streaming.engines import check_engine
     from bochner.streaming.tables import TableSampler
     from bochner.tables.fitting import Names, read_training
     from bochner.tables.reading import open_table
 
-    options = _checked_options(kernel, hidden, false_alarm=false_alarm, device=device, random_state=seed)
-    check_engine(engine)
+    options = _checked_options(kernel, hidden, engine, false_alarm=false_alarm, device=device, random_state=seed)
     note(f"reading {table}")
     source = open_table(table)
     drop, keep = _column_names(source.names, drop, keep)
@@ -202,10 +200,12 @@ def fit(
     _tell_json(result) if as_json else _tell(result)
 
 
-def _checked_options(kernel: str, hidden: str, **options: Any) -> dict[str, Any]:
-    """Parameters of the estimator, after a check that needs no table."""
+def _checked_options(kernel: str, hidden: str, engine: str, **options: Any) -> dict[str, Any]:
+    """Parameters of the estimator, after a check of them and of the engine that needs no table."""
+    from bochner.streaming.engines import check_engine
     from bochner.tables.estimators import TableRegressor
 
+    check_engine(engine)
     options |= {"kernel": _names(kernel), "hidden_layer_sizes": _widths(hidden), "verbose": True}
     TableRegressor(**options).check_parameters()
     return options
