@@ -206,6 +206,13 @@ def test_a_row_that_lacks_a_column_or_is_no_object_is_named(model):
     assert "got the text 'a\\u202eb'" in errors[3]["error"]  # no message can turn the direction of writing
 
 
+def test_many_categories_that_no_utf8_can_hold_are_answered_and_noted(model):
+    name = next(column.name for column in model.estimator.table_.used if column.kind == "category")
+    answer = model.post([{**model.row, name: "\ud800"}] * 25)
+    assert answer.status_code == 200
+    assert any(f"{name}: 25 cells in a row are no category of training" in note for note in answer.json()["notes"])
+
+
 def test_keys_that_the_model_does_not_know_are_noted(model):
     row = {**model.row, "colour": "red", "rent": 5}  # the target is known, and not used
     answer = model.post([row, {**row, "age": None}]).json()

@@ -322,7 +322,9 @@ class Changes:
         if not column.missing and read.absent.any():
             self.missing[column.name] += int(read.absent.sum())
         if column.kind == "category" and (count := int((~read.absent).sum())) >= MIN_JUDGED_CELLS:
-            if not pd.Series(read.values[column.name]).isin(column.levels).any():
+            if set(column.levels).isdisjoint(
+                read.values[column.name].tolist()
+            ):  # not by pandas: a request may hold half a letter
                 before, first = self.strange.get(column.name, (0, cells.as_text(values[int((~read.absent).argmax())])))
                 self.strange[column.name] = (before + count, first)
         if is_text(values):  # a number in a request is in the unit that the service names
