@@ -583,6 +583,8 @@ def test_names_are_never_markup_nor_control_characters(tmp_path, monkeypatch):
         result = run(*words)
         assert result.exit_code == 0, result.stderr
         said += result.output
+    half = ["info", "half\udcff.bochner"]  # a name of bytes that are no UTF-8
+    assert "half\\udcff.bochner" in run(*half).stderr
     for words in (["fit", table, "--target", "[/x]"], ["info", "[/x]:on:"], ["run", "[/x]"], ["report", "[/x]:on:"]):
         result = run(*words)
         assert result.exit_code == 1
@@ -681,6 +683,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_work(models, tmp_
     model, table = models / "number.bochner", models / "number.csv"
     for command in ("evaluate", "predict"):
         check_refusal(run(command, model, table, "--report", "-"), "report must be a file, got '-'")
+        check_refusal(run(command, model, table, "--report", "r.csv"), r"name must end with \.html, got r\.csv instead")
         check_refusal(run(command, model, table, "--report", tmp_path / "no" / "r.html"), "does not exist")
         check_refusal(run(command, model, table, "--report", table), "")
     assert table.read_text().startswith("area,")

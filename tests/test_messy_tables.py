@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from contextlib import nullcontext
 
 import numpy as np
@@ -21,6 +22,7 @@ from bochner.tables.errors import TableError
 from bochner.tables.fitting import fit_table, read_training, split_rows
 from bochner.tables.reading import open_table, read_table
 from bochner.tables.table import Table, without_empty
+from bochner.tables.targets import Target
 from messy import FITTED, GERMAN_MONTHS, REFUSED, SUFFIXES, cars
 
 QUICK = {
@@ -443,9 +445,27 @@ def test_a_grand_total_in_a_row_of_hardly_anything_else_is_no_row_whatever_it_ho
     frame.loc[3, "price"] = 9_999_999
     frame.to_csv(tmp_path / "u.csv", index=False)
     assert re.search(
-        r"1e\+07 is \d+ times as large as any other: is it one\?",
+        r"1e\+07 is much larger than any other, [0-9.]+: is it one\?",
         read_training(tmp_path / "u.csv", "price").target.note,
     )
+
+
+@pytest.mark.parametrize("zones", [["+02", "+01"], ["+0200", "-0930"], [" Z", "+2"], ["+02:0", ""]])
+def test_times_of_several_zones_are_local_ones(zones):
+    texts = [f"2024-03-{day:02d} {day % 24:02d}:30:00{zones[day % 2]}" for day in range(1, 29)]
+    known = cells.read_dates(texts, "ISO8601")
+    assert (known.day == np.arange(1, 29)).all()
+    assert (known.hour == np.arange(1, 29) % 24).all()
+    assert learnt(when=texts)["when"].startswith("date")
+
+
+def test_a_huge_target_beside_huge_ones_is_weighed_without_overflow():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        note = Target.learn("y", pd.Series(["1e308", "1e307", "9e306", "1e305"]), "regression").note
+        assert "much larger" not in note
+        zeros = Target.learn("y", pd.Series(["0", "0", "3", "0"]), "regression").note
+    assert "3 is much larger than any other, 0: is it one?" in zeros
 
 
 def test_new_rows_that_leave_the_decimal_sign_open_are_noted():

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 MAX_SHOWN_CHARACTERS = 80  # of a name or a cell in a message
 PROBLEMS_SHOWN = 20  # problems in one message; the others are counted
 
@@ -28,7 +28,7 @@ def one_of(name: str, value: object, names: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """A line of text with its control characters written out."""
+    """A line of text with its control characters, and halves of letters that no encoding holds, written out."""
     return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 

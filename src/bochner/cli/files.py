@@ -34,6 +34,8 @@ class Files:
             raise ValueError("The report must be a file, got '-' instead.")
         outputs = [path for path in (self.out, self.report, self.bad_rows) if path is not None and path != STDOUT]
         check_outputs(outputs, [*inputs, *([] if model is None else [model])])
+        if self.report is not None and self.report.suffix.lower() not in (".html", ".htm"):
+            raise ValueError(f"The report is an HTML page: its name must end with .html, got {self.report} instead.")
 
 
 def check_model_file(path: Path) -> None:

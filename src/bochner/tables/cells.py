@@ -138,7 +138,7 @@ CLOCKS = (
 TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I %p")
 STYLES = frozenset({"", "ISO8601", *(day + clock for day in DAYS for clock in CLOCKS), *TIMES, AMOUNTS})
 SWAPPED = {"%d/%m": "%m/%d", "%m/%d": "%d/%m", "%d-%m": "%m-%d", "%m-%d": "%d-%m"}
-ZONE = re.compile(r"(:\d\d(?:\.\d+)?) ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d)$")
+ZONE = re.compile(r"([T:]\d\d(?:\d\d){0,2}(?:\.\d+)?) *(?:Z|UTC|GMT|[+-]\d{1,2}(?::?\d{1,2})?)$")
 YEAR = re.compile(r"(?<!\d)(?:19|20)\d\d(?!\d)")
 MONTH = re.compile(r"([^\W\d_]{3,})\.?")
 ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th|º)\b")
@@ -441,7 +441,8 @@ def _as_numbers(match: re.Match[str]) -> str:
 def read_dates(texts: Any, style: str) -> pd.DatetimeIndex:
     """Dates in one format; NaT where a text is not such a date. Time zones are left out: a weekday is the local one."""
     stripped = np.array([plain_date(text) for text in texts], dtype=object)
-    return pd.DatetimeIndex(pd.to_datetime(stripped, format=style, errors="coerce"))
+    # utc: pandas reads more forms of zones than ZONE, and refuses several in one column.
+    return pd.DatetimeIndex(pd.to_datetime(stripped, format=style, errors="coerce", utc=True)).tz_localize(None)
 
 
 def read_times(texts: Any, style: str) -> np.ndarray:

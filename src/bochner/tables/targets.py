@@ -105,8 +105,8 @@ class Target:
         if float(np.nanmax(np.abs(numbers))) < MIN_SIZE:
             raise TableError(f"The target '{name}' holds numbers below {MIN_SIZE:g} in size; give it in other units.")
         sizes = np.sort(np.abs(numbers[np.isfinite(numbers)]))
-        if len(sizes) > 2 and sizes[-1] > FAR_FACTOR * sizes[-2]:
-            note += f"; {sizes[-1]:g} is {sizes[-1] / sizes[-2]:.0f} times as large as any other: is it one?"
+        if len(sizes) > 2 and sizes[-1] / FAR_FACTOR > sizes[-2]:
+            note += f"; {sizes[-1]:g} is much larger than any other, {sizes[-2]:g}: is it one?"
         return cls(name, "regression", column, note)
 
     @classmethod
