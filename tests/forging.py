@@ -328,6 +328,11 @@ def outcome(path: Path, template: Template) -> str:
             wrong = _wrong_numbers(model, template)
         except TableError:  # the model was made for another kind of column, and says which
             return "right"
+        except ValueError as error:
+            # A file whose table is gone is one of an estimator for arrays, which asks for the columns it was fitted to.
+            if not hasattr(model, "table_") and str(error).startswith("X lacks the column"):
+                return "right"
+            return f"crash in predict: ValueError: {error!s:.80}"
         except Exception as error:
             return f"crash in predict: {type(error).__name__}: {error!s:.80}"
     return f"wrong numbers: {wrong}" if wrong else "right"

@@ -63,9 +63,11 @@ class SampledNetwork(ABC):
         unit_numbers: Numbers of a unit.
         shared_numbers: Numbers that all units share.
         recordable: Whether a CUDA graph can record it; factorisations it cannot.
+        part_numbers: Outputs of the particles that move together on a processor; of fewer, each operation would do too little.
     """
 
     recordable = False
+    part_numbers = 2**20
 
     def __init__(self, model: Model, x: Tensor, y: Tensor) -> None:
         self.model, self.layer, self.x, self.y = model, model.layer, x, y
@@ -112,7 +114,7 @@ class SampledNetwork(ABC):
     def hidden(self, v: Tensor, shared: Tensor) -> Tensor:
         """Outputs (particles, n, units) of units at all rows from their numbers (particles, units, numbers)."""
         weight, bias = self.weights(v)
-        z = self.x @ weight.mT / self.lengthscale(shared)[:, None, None]
+        z = torch.einsum("nd,cud->cnu", self.x, weight / self.lengthscale(shared)[:, None, None])
         return self.layer.activation(z if bias is None else z + bias[:, None])
 
     @abstractmethod
@@ -136,16 +138,18 @@ class SampledClassifier(SampledNetwork):
     """A classifier: a unit's output weights are among its numbers, and the state holds the logits; of two, their difference."""
 
     recordable = True
+    part_numbers = 2**17  # they stay in the processor's cache
 
     def __init__(self, model: Model, x: Tensor, y: Tensor) -> None:
         super().__init__(model, x, y)
+        self.sign = 2 * self.y.to(self.x.dtype) - 1
         self.logits = len(model.output.weight)  # 1 where the other logit is zero
         self.unit_numbers += self.logits
         self.shared_numbers += self.logits * model.output.has_bias
 
     def _with_log_likelihood(self, f: Tensor) -> Evaluated:
         if f.shape[-1] == 1:
-            value = nn.functional.logsigmoid(torch.where(self.y == 1, f[..., 0], -f[..., 0]))
+            value = nn.functional.logsigmoid(self.sign * f[..., 0])
         else:
             value = torch.log_softmax(f, -1).gather(-1, self.y.expand(len(f), -1)[..., None])[..., 0]
         return f, value.sum(-1)
@@ -262,6 +266,10 @@ class Particles:
     shared: Tensor
     outputs: Tensor
     level: Tensor
+
+    def part(self, at: slice) -> "Particles":
+        """Some of the particles, in the same memory."""
+        return Particles(*(getattr(self, each.name)[at] for each in fields(self)))
 
     def choose(self, index: Tensor) -> None:
         """Replaces every particle by the one with the given number."""
@@ -385,26 +393,33 @@ class _Sampler:
         return graph
 
     def _sweep(self) -> None:
-        target, particles = self.target, self.particles
+        outputs = self.particles.outputs
+        count = len(outputs) if self.records else max(1, self.target.part_numbers // outputs[0].numel())
+        for start in range(0, len(outputs), count):
+            self._sweep_part(self.particles.part(slice(start, start + count)))
+
+    def _sweep_part(self, particles: Particles) -> None:
+        target = self.target
         for unit in range(particles.v.shape[1]):
             rest = target.without(particles.outputs, particles.v, particles.shared, unit)
 
             def propose(proposal: Tensor, at: Index, rest: Tensor = rest, unit: int = unit) -> Evaluated:
                 return target.with_unit(rest[at], proposal, particles.shared[at], unit)
 
-            self._slice(particles.v[:, unit], propose)
-        self._slice(particles.shared, lambda proposal, at: target.evaluate(particles.v[at], proposal))
+            self._slice(particles, particles.v[:, unit], propose)
+        self._slice(particles, particles.shared, lambda proposal, at: target.evaluate(particles.v[at], proposal))
 
-    def _slice(self, numbers: Tensor, propose: Callable[[Tensor, Index], Evaluated]) -> None:
+    def _slice(self, particles: Particles, numbers: Tensor, propose: Callable[[Tensor, Index], Evaluated]) -> None:
         """Moves numbers (particles, numbers) in place, along an ellipse through where they are and a draw from the prior.
 
         Only particles that have not moved yet are tried again; within a graph, whose shapes are fixed, all are.
 
         Args:
+            particles: The particles that the numbers belong to.
             numbers: The numbers; outputs and log likelihoods of the particles are changed with them.
             propose: Outputs and log likelihoods of some particles at other numbers.
         """
-        particles, count = self.particles, len(numbers)
+        count = len(numbers)
         start, prior_draw = numbers.clone(), self._normal(*numbers.shape)
         uniform = torch.rand(MAX_TRIES + 1, count, generator=self.generator, dtype=torch.float64, device=numbers.device)
         threshold = self.temperature * particles.level + uniform[0].log()
@@ -415,16 +430,19 @@ class _Sampler:
             proposal = (start * angle.cos()[:, None] + prior_draw * angle.sin()[:, None])[at]
             outputs, level = propose(proposal, at)
             accepted = moving[at] & (self.temperature * level > threshold[at])
-            numbers[at] = torch.where(accepted[:, None], proposal, numbers[at])
-            particles.outputs[at] = torch.where(accepted[:, None, None], outputs, particles.outputs[at])
-            particles.level[at] = torch.where(accepted, level, particles.level[at])
-            moving[at] = moving[at] & ~accepted
-            if number == MAX_TRIES - 1:
+            changed = ((numbers, proposal), (particles.outputs, outputs), (particles.level, level))
+            if self.records:
+                for old, new in changed:
+                    old.copy_(torch.where(accepted.view(-1, *[1] * (old.ndim - 1)), new, old))
+                moving = moving & ~accepted
+            else:
+                tried = moving.nonzero()[:, 0]
+                for old, new in changed:
+                    old[tried[accepted]] = new[accepted]
+                at = tried[~accepted]
+                moving[tried[accepted]] = False
+            if number == MAX_TRIES - 1 or not (self.records or len(at)):
                 break
-            if not self.records:
-                at = moving.nonzero()[:, 0]
-                if not len(at):
-                    break
             low, high = torch.where(angle < 0, angle, low), torch.where(angle < 0, high, angle)
             angle = low + uniform[number + 2] * (high - low)
 
