@@ -425,7 +425,8 @@ class _Sampler:
         threshold = self.temperature * particles.level + uniform[0].log()
         angle = TWO_PI * uniform[1]
         low, high = angle - TWO_PI, angle
-        moving, at = torch.ones_like(threshold, dtype=torch.bool), slice(None)
+        moving = torch.ones_like(threshold, dtype=torch.bool)
+        at: Index = slice(None)
         for number in range(MAX_TRIES):
             proposal = (start * angle.cos()[:, None] + prior_draw * angle.sin()[:, None])[at]
             outputs, level = propose(proposal, at)
@@ -439,9 +440,11 @@ class _Sampler:
                 tried = moving.nonzero()[:, 0]
                 for old, new in changed:
                     old[tried[accepted]] = new[accepted]
-                at = tried[~accepted]
                 moving[tried[accepted]] = False
-            if number == MAX_TRIES - 1 or not (self.records or len(at)):
+                at = tried[~accepted]
+                if not len(at):
+                    break
+            if number == MAX_TRIES - 1:
                 break
             low, high = torch.where(angle < 0, angle, low), torch.where(angle < 0, high, angle)
             angle = low + uniform[number + 2] * (high - low)
