@@ -14,6 +14,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 from sklearn.gaussian_process.kernels import Matern as SklearnMatern
 from sklearn.linear_model import LogisticRegression
 
+from bochner.members.compact import CompactHead
 from bochner.members.features import JITTER, KernelFeatures, correlation, squared_distances
 from bochner.members.heads import (
     GaussianHead,
@@ -396,3 +397,40 @@ def test_threads_that_overlap_each_work_on_one_and_get_their_number_back():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+# ------------------------------------------------------------------ heads as products
+
+
+@pytest.mark.parametrize("anchors", [40, 15])
+def test_a_compact_head_is_the_exact_gaussian_process_where_every_row_is_an_anchor(anchors):
+    (x, y), new = table(40), torch.from_numpy(np.concatenate([table(25, seed=1)[0], [[90.0, 0.0]]]))
+    head = gaussian(x, y, anchors=x[:anchors])
+    mean, variance = CompactHead(head, torch.float64).predict(new)
+    if anchors == len(x):
+        gram = AMPLITUDE**2 * matern32(x, x) + NOISE**2 * np.eye(40)
+        cross = AMPLITUDE**2 * matern32(new.numpy(), x)
+        np.testing.assert_allclose(mean, cross @ np.linalg.solve(gram, y), rtol=0, atol=2e-6)
+        expected = AMPLITUDE**2 - (cross * np.linalg.solve(gram, cross.T).T).sum(1)
+        np.testing.assert_allclose(variance, expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close((mean, variance), head.predict(new), rtol=0, atol=1e-6)
+    assert float(variance[-1]) == pytest.approx(AMPLITUDE**2, abs=1e-12)  # far away: the prior
+    single = CompactHead(head, torch.float32).predict(new)
+    assert single[1].dtype == torch.float64
+    torch.testing.assert_close(single, head.predict(new), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_compact_head_for_classes_says_what_the_head_says(classes):
+    x, y = table(60)
+    labels = torch.from_numpy(np.digitize(y, [0.0] if classes == 2 else [-0.5, 0.5]))
+    rows = TrainingRows(torch.from_numpy(x), as_targets(labels, classes), torch.ones(60, dtype=torch.float64))
+    head = SoftmaxHead.fit(features_at(x[:30]), rows, AMPLITUDE)
+    head.averaging = 0.5
+    new = torch.from_numpy(table(25, seed=1)[0])
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
+        compact = CompactHead(head, dtype)
+        found = compact.predict(new)
+        torch.testing.assert_close(found, head.predict(new), rtol=0, atol=tolerance)
+        torch.testing.assert_close(compact.probabilities_of(*found), head.probabilities(new), rtol=0, atol=tolerance)
+        torch.testing.assert_close(compact.left_of(*found), head.variance_left(new), rtol=0, atol=tolerance)

@@ -132,6 +132,21 @@ def test_quantiles_are_where_the_distribution_function_has_their_level(level):
         assert float(found[row]) == pytest.approx(expected, rel=1e-8)
 
 
+def test_quantiles_are_found_where_members_lie_many_orders_of_magnitude_apart():
+    """The logarithm's member reaches from 1e-13 to 1e13: halvings of such an interval do not end in time."""
+    mean, std = MEAN.clone(), STD.clone()
+    mean[-1], std[-1] = 0.0, 20.0
+    assert MAPS[-1].kind == "log"
+    wide = NormalMixture(torch.tensor([0.3, 0.4, 0.3], dtype=torch.float64), mean, std, MAPS)
+    levels = [1e-6, 0.05, 0.3, 0.5, 0.95, 1 - 1e-6]
+    found = wide.quantiles(levels)
+    for number, level in enumerate(levels):
+        np.testing.assert_allclose(norm.ppf(wide.cdf(found[:, number])), norm.ppf(level), rtol=0, atol=1e-9)
+    for row in (0, 1):  # a row's quantiles do not depend on the rows beside it
+        alone = NormalMixture(wide.weight, mean[:, row : row + 1], std[:, row : row + 1], MAPS)
+        torch.testing.assert_close(alone.quantiles(levels), found[row : row + 1], rtol=1e-12, atol=0)
+
+
 def test_the_quantile_of_a_probability_is_the_value():
     for value in (0.7, 1.4, 3.0):
         for row in (0, 1):

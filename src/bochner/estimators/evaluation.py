@@ -67,15 +67,16 @@ def forecast(estimator: Any, x: Any, y: np.ndarray | None = None, coverage: floa
 
     Args:
         estimator: A StationaryRegressor or StationaryClassifier.
-        x: The rows; also as arrays by name, in the order of the columns of training.
+        x: The rows; also as arrays by name, in the order of the columns of training, or as a tensor of the inputs of heads.
         y: Their targets, if they are known.
         coverage: Probability of the intervals.
     """
     (mixture,), first = estimator.mixtures_, 0
     values, scores, densities = [], [], []
+    all_rows = x
     if isinstance(x, dict):  # the columns of one row are read sooner without a DataFrame
         all_rows = torch.from_numpy(estimator.columns_.transform(x)).to(estimator._device())
-    else:
+    elif not isinstance(x, torch.Tensor):
         all_rows = estimator._inputs(x)
     for rows in all_rows.split(FEATURE_CHUNK_ROWS):
         inputs = Inputs(rows, mixture.extractors)

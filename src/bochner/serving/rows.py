@@ -1,9 +1,10 @@
 """Rows of a request in, predictions out.
 
-The cells of a request are read as ``bochner predict`` reads those of a file with the same rows, so that the numbers are the same.
-There is one difference: a cell that cannot be read makes its row a bad one here, and counts as missing there.
+The cells of a request are read as ``bochner predict`` reads those of a file with the same rows. There is one difference: a cell
+that cannot be read makes its row a bad one here, and counts as missing there.
 """
 
+import copy
 import json
 import math
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from bochner.errors import listed, printable, shown
+from bochner.serving.quick import quick
 from bochner.tables.columns import Column, read_column
 from bochner.tables.fitting import predict_rows
 from bochner.tables.table import Changes
@@ -153,14 +155,16 @@ def _kind(value: Any) -> str:
 
 
 class Predictor:
-    """Answers requests with a fitted model; may be called from several threads.
+    """Answers requests with a fitted model, whose heads are products where that says the same; may be called from several threads.
 
     Args:
-        estimator: A fitted TableRegressor or TableClassifier.
+        estimator: A fitted TableRegressor or TableClassifier; it does not change.
     """
 
     def __init__(self, estimator: Any) -> None:
-        self.estimator, self.table = estimator, estimator.table_
+        self.estimator, self.table = copy.copy(estimator), estimator.table_
+        with one_thread(), torch.inference_mode():
+            self.estimator.estimator_ = quick(estimator.estimator_)
         self.used: list[Column] = self.table.used
         self.known = {estimator.target_.name, *(column.name for column in self.table.columns)}
         self.classes: list[str] | None = None
