@@ -24,11 +24,11 @@ import numpy as np
 import pandas as pd
 
 from bochner.tables.errors import TableError
+from bochner.tables.files.reading import Source, open_table, read_table
+from bochner.tables.files.writing import check_output_kind, writer
 from bochner.tables.fitting import read_training
-from bochner.tables.reading import Source, open_table, read_table
 from bochner.tables.table import Table
 from bochner.tables.targets import Target
-from bochner.tables.writing import check_output_kind, writer
 
 SHOWN_VIOLATIONS = 8  # of each rule; the others are counted
 SECONDS_PER_CASE = 10  # of the processor

@@ -20,7 +20,8 @@ from bochner.cli import models as models_module
 from bochner.estimators import StationaryRegressor
 from bochner.members.member import Member, describe_members
 from bochner.storage import load, save
-from bochner.tables import fitting, reading
+from bochner.tables import fitting
+from bochner.tables.files import reading
 
 FAST = ["--kernel", "matern32"]
 

@@ -12,10 +12,11 @@ from bochner.cli import app
 from bochner.estimators import Settings
 from bochner.estimators.spread import Spread
 from bochner.storage import save
-from bochner.tables.cells import as_number, read_times
+from bochner.tables.cells import as_number
+from bochner.tables.dates import read_times
 from bochner.tables.errors import TableError
+from bochner.tables.files.reading import open_table
 from bochner.tables.fitting import Names, read_training
-from bochner.tables.reading import open_table
 from bochner.tables.table import Changes, Signs, Table
 from bochner.tables.targets import Target
 from messy import cars, german

@@ -17,10 +17,10 @@ from bochner.cli import app
 from bochner.estimators import Settings, StationaryClassifier, StationaryRegressor
 from bochner.estimators.spread import Spread
 from bochner.storage import load, save
-from bochner.tables import cells
+from bochner.tables import dates
 from bochner.tables.errors import TableError
+from bochner.tables.files.reading import open_table, read_table
 from bochner.tables.fitting import fit_table, read_training, split_rows
-from bochner.tables.reading import open_table, read_table
 from bochner.tables.table import Table, without_empty
 from bochner.tables.targets import Target
 from messy import FITTED, GERMAN_MONTHS, REFUSED, SUFFIXES, cars
@@ -155,7 +155,7 @@ def test_equal_rows_stay_on_one_side_of_the_split(tmp_path):
 
 
 def test_a_million_cells_are_read_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("bochner.tables.reading.CHUNK_ROWS", 7)
+    monkeypatch.setattr("bochner.tables.files.reading.CHUNK_ROWS", 7)
     cars().to_csv(tmp_path / "t.csv", index=False)
     source = open_table(tmp_path / "t.csv")
     assert [len(piece.texts) for piece in source.pieces()] == [7] * 11 + [3]
@@ -394,9 +394,9 @@ def test_rows_of_unknown_classes_are_bad_rows_of_an_evaluation(tmp_path):
     ],
 )
 def test_months_may_have_names_of_several_languages(texts):
-    style, unclear = cells.date_style(np.array(texts, dtype=object), 1.0)
+    style, unclear = dates.date_style(np.array(texts, dtype=object), 1.0)
     assert not unclear
-    assert cells.read_dates(texts, style).strftime("%Y-%m-%d").tolist() == ["2024-03-12", "2023-12-01", "2024-10-30"]
+    assert dates.read_dates(texts, style).strftime("%Y-%m-%d").tolist() == ["2024-03-12", "2023-12-01", "2024-10-30"]
 
 
 def learnt(**columns):
@@ -453,7 +453,7 @@ def test_a_grand_total_in_a_row_of_hardly_anything_else_is_no_row_whatever_it_ho
 @pytest.mark.parametrize("zones", [["+02", "+01"], ["+0200", "-0930"], [" Z", "+2"], ["+02:0", ""]])
 def test_times_of_several_zones_are_local_ones(zones):
     texts = [f"2024-03-{day:02d} {day % 24:02d}:30:00{zones[day % 2]}" for day in range(1, 29)]
-    known = cells.read_dates(texts, "ISO8601")
+    known = dates.read_dates(texts, "ISO8601")
     assert (known.day == np.arange(1, 29)).all()
     assert (known.hour == np.arange(1, 29) % 24).all()
     assert learnt(when=texts)["when"].startswith("date")

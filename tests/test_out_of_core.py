@@ -28,8 +28,8 @@ from bochner.streaming.sample import Sample
 from bochner.streaming.tables import TableSampler
 from bochner.tables.errors import TableError
 from bochner.tables.estimators import TableClassifier, TableRegressor
+from bochner.tables.files.reading import Portion, open_table, read_table
 from bochner.tables.fitting import Names, read_training, split_rows
-from bochner.tables.reading import Portion, open_table, read_table
 
 ROWS = 3000
 SMALL = Settings(
@@ -535,7 +535,7 @@ def test_memory_that_is_free_again_is_given_back():
 
 
 def test_bad_rows_beyond_a_number_are_counted_only(tmp_path, monkeypatch):
-    monkeypatch.setattr("bochner.tables.reading.MAX_LISTED_ROWS", 25)
+    monkeypatch.setattr("bochner.tables.files.reading.MAX_LISTED_ROWS", 25)
     frame = make_frame()
     frame.loc[::50, "y"] = np.nan
     frame.to_parquet(tmp_path / "t.parquet", row_group_size=500)

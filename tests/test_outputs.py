@@ -16,8 +16,8 @@ from bochner.files import check_outputs, write_bytes, write_text
 from bochner.reports import page
 from bochner.reports.figures import save_figure
 from bochner.storage import load, save
-from bochner.tables.reading import BadRow, BadRows
-from bochner.tables.writing import write_bad_rows
+from bochner.tables.files.reading import BadRow, BadRows
+from bochner.tables.files.writing import write_bad_rows
 
 
 @pytest.fixture(scope="module")

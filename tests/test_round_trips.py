@@ -21,9 +21,9 @@ from bochner.cli import app
 from bochner.estimators import Settings
 from bochner.storage import save
 from bochner.tables.errors import TableError
-from bochner.tables.reading import open_table, read_table
-from bochner.tables.text_files import DELIMITERS
-from bochner.tables.writing import check_output_kind, writer
+from bochner.tables.files.reading import open_table, read_table
+from bochner.tables.files.text import DELIMITERS
+from bochner.tables.files.writing import check_output_kind, writer
 from messy import cars
 
 CHECKS = [HealthCheck.function_scoped_fixture]

@@ -9,15 +9,15 @@ import torch
 
 from bochner import Categorical, Gaussian, Matern, Model, StationaryLayer
 from bochner.experiments.published import SampledModel
-from bochner.posteriors.samples import Sampling
-from bochner.posteriors.slices import (
+from bochner.posteriors.normal_form import (
     LENGTHSCALE_PRIOR,
     NOISE_PRIOR,
     SampledClassifier,
     SampledRegression,
     from_squares,
-    slice_sample,
 )
+from bochner.posteriors.samples import Sampling
+from bochner.posteriors.slices import slice_sample
 
 X = torch.tensor([[-1.0], [0.2], [0.9], [1.5]], dtype=torch.float64)
 Y = torch.tensor([[0.4], [-0.3], [0.8], [0.1]], dtype=torch.float64)

@@ -23,10 +23,10 @@ from bochner.members.budget import Clock, OutOfTime, fit_within_budget
 from bochner.members.settings import Settings
 from bochner.tables.cells import as_number
 from bochner.tables.errors import TableError
+from bochner.tables.files.reading import Piece, open_table, read_table
+from bochner.tables.files.writing import check_output_kind
 from bochner.tables.fitting import Names, read_training
-from bochner.tables.reading import Piece, open_table, read_table
 from bochner.tables.table import Table
-from bochner.tables.writing import check_output_kind
 
 PROPERTY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 CELL = st.text(st.characters(exclude_categories=["Cs", "Cc"], include_characters="\r\n\t"), max_size=12)

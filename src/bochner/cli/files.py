@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bochner.files import check_outputs
-from bochner.tables.paths import files_of
+from bochner.tables.files.paths import files_of
 
 STDOUT = Path("-")
 

@@ -20,9 +20,9 @@ from bochner.files import write_text
 from bochner.storage.models import load, save
 from bochner.tables import fitting
 from bochner.tables.cells import as_text
-from bochner.tables.reading import BadRows, Source, open_table, read_table
+from bochner.tables.files.reading import BadRows, Source, open_table, read_table
+from bochner.tables.files.writing import check_output_kind, write_bad_rows, writer
 from bochner.tables.table import Changes
-from bochner.tables.writing import check_output_kind, write_bad_rows, writer
 
 if TYPE_CHECKING:
     from bochner.reports.model import Collected

@@ -14,7 +14,7 @@ from bochner.cli.files import STDOUT, Files, check_model_file
 from bochner.cli.output import note, say
 from bochner.cli.process import start_time
 from bochner.errors import unknown_name
-from bochner.tables.paths import ARROW_SUFFIXES, PATTERN_CHARACTERS, files_of, suffix_of
+from bochner.tables.files.paths import ARROW_SUFFIXES, PATTERN_CHARACTERS, files_of, suffix_of
 
 if TYPE_CHECKING:
     from bochner.cli.jobs import Fitted
@@ -183,8 +183,8 @@ def fit(
     from bochner.cli.jobs import fit_file
     from bochner.estimators import Settings
     from bochner.streaming.tables import TableSampler
+    from bochner.tables.files.reading import open_table
     from bochner.tables.fitting import Names, read_training
-    from bochner.tables.reading import open_table
 
     options = _checked_options(kernel, hidden, engine, false_alarm=false_alarm, device=device, random_state=seed)
     note(f"reading {table}")

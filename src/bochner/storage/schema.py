@@ -35,8 +35,8 @@ from bochner.storage.rules import (
     whole,
 )
 from bochner.storage.tensors import tensor_rules
-from bochner.tables import cells
-from bochner.tables.columns import DATE_PARTS, KINDS
+from bochner.tables import cells, dates
+from bochner.tables.columns import DATE_PARTS, KINDS, STYLES
 from bochner.tables.columns import Column as TableColumn
 
 MAX_MEMBERS = 10_000
@@ -135,7 +135,7 @@ TABLE_COLUMN = record(
         **dict.fromkeys((field.name for field in dataclasses.fields(TableColumn)), text),
         "kind": one_of(*KINDS),
         "decimal": one_of(".", ","),
-        "style": one_of(*sorted(cells.STYLES)),
+        "style": one_of(*sorted(STYLES)),
         "parts": list_of(label),
         "levels": list_of(label),
         "rare": truth,
@@ -287,9 +287,9 @@ def _check_table_column(column: Json) -> None:
     require(kind == "category" or not levels, f"{where} must have no levels")
     require(kind == "number" or column["style"] != cells.AMOUNTS, f"{where} must have no style of numbers")
     if kind == "time":
-        require(column["style"] in cells.TIMES, f"{where} must have the format of a time")
+        require(column["style"] in dates.TIMES, f"{where} must have the format of a time")
     if kind == "date":
-        require(column["style"] not in cells.TIMES, f"{where} must have the format of a date")
+        require(column["style"] not in dates.TIMES, f"{where} must have the format of a date")
         require(len(parts) > 0 and set(parts) <= {"days", *DATE_PARTS}, f"{where} must have parts of a date")
         first = pd.to_datetime(column["first"], errors="coerce", format="ISO8601")
         require(not pd.isna(first) and first.tzinfo is None, f"{where} must have a first date")

@@ -12,8 +12,8 @@ from bochner.streaming.learning import AllRowsLearner
 from bochner.streaming.moments import MomentCollector, Moments
 from bochner.streaming.sample import Sample
 from bochner.tables.errors import TableError
+from bochner.tables.files.reading import BadRows, Piece, Portion, Source, joined
 from bochner.tables.fitting import FittedTable, TrainingTable, keep_readable
-from bochner.tables.reading import BadRows, Piece, Portion, Source, joined
 from bochner.tables.table import Changes
 
 PORTION_ROWS = 200_000  # rows of a portion, where a file can be read in portions

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bochner.tables import cells
+from bochner.tables import cells, dates
 from bochner.tables.cells import as_text, plain_form
 
 READABLE_SHARE = 0.8  # share of cells that must be numbers, dates or times for a column to be of these
@@ -20,6 +20,8 @@ RARE = "other values"  # the category of all rare ones
 KINDS = ("number", "truth", "date", "time", "category", "text", "dropped")
 # Inputs beside the days: their names in pandas.
 DATE_PARTS = {"month": "month", "weekday": "day_of_week", "hour": "hour"}
+# How a column of numbers, dates or times may be written.
+STYLES = frozenset({"", cells.AMOUNTS}) | dates.STYLES
 WORD = re.compile(r"[^\W\d_]{3,}")  # a word of a text: three letters or more
 UNIT_SOMETIMES = "cells without"  # of the note of a column of numbers some of which had no unit in training
 
@@ -76,7 +78,7 @@ class Column:
             isinstance(texts, list | tuple) and all(isinstance(v, str) for v in texts) for texts in lists
         )
         good = good and all(isinstance(known[key], bool) for key in ("rare", "missing"))
-        good = good and known["kind"] in KINDS and known["decimal"] in (".", ",") and known["style"] in cells.STYLES
+        good = good and known["kind"] in KINDS and known["decimal"] in (".", ",") and known["style"] in STYLES
         if good and known["kind"] == "date":
             first = pd.to_datetime(known["first"], errors="coerce")
             good = not pd.isna(first) and len(lists[0]) > 0 and set(lists[0]) <= {"days", *DATE_PARTS}
@@ -186,7 +188,7 @@ def _read_number(column: Column, values: Any) -> np.ndarray:
     if values.dtype != object:
         return values.astype(float)
     if column.kind == "time":
-        return cells.read_times(values, column.style)
+        return dates.read_times(values, column.style)
     if column.kind == "truth":
         truths = cells.read_truths(values)
         numbers = cells.read_numbers(values, column.decimal)  # 1 and 0 are as good as yes and no
@@ -197,7 +199,7 @@ def _read_number(column: Column, values: Any) -> np.ndarray:
 def _read_date(column: Column, values: Any) -> pd.DatetimeIndex:
     if isinstance(values, pd.DatetimeIndex):
         return values
-    return cells.read_dates(_as_text_array(values), column.style or "ISO8601")
+    return dates.read_dates(_as_text_array(values), column.style or "ISO8601")
 
 
 def _date_parts(column: Column, dates: pd.DatetimeIndex) -> list[np.ndarray]:

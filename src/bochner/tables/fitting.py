@@ -19,7 +19,7 @@ from bochner.tables.cells import as_text, read_numbers
 from bochner.tables.columns import as_cells, is_text
 from bochner.tables.errors import TableError, in_both, no_column
 from bochner.tables.estimators import TableClassifier, TableRegressor
-from bochner.tables.reading import BadRow, BadRows, Piece, Source, open_table, read_table
+from bochner.tables.files.reading import BadRow, BadRows, Piece, Source, open_table, read_table
 from bochner.tables.table import MAX_INPUTS, Signs, Table
 from bochner.tables.targets import Target
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from bochner.errors import listed, shown
-from bochner.tables import cells
+from bochner.tables import cells, dates
 from bochner.tables.cells import plain_form
 from bochner.tables.columns import (
     DATE_PARTS,
@@ -86,8 +86,8 @@ def _classify(name: str, values: Any, decimal: str | None, votes: cells.Votes, k
         return Column(name, "truth", f"{yes} → 1, {no} → 0", missing=missing or len(answers) < len(levels))
     column = _as_numbers(name, values, levels, votes, decimal, keep) or _as_dates(name, values, levels)
     column = column or _as_texts(name, present, missing, keep)
-    if column.kind == "dropped" and not column.parts and cells.are_like_dates(levels, READABLE_SHARE):
-        some = listed(sorted(levels.tolist(), key=lambda text: cells.date_form(text))[:: max(1, len(levels) - 1)][:2])
+    if column.kind == "dropped" and not column.parts and dates.are_like_dates(levels, READABLE_SHARE):
+        some = listed(sorted(levels.tolist(), key=lambda text: dates.date_form(text))[:: max(1, len(levels) - 1)][:2])
         return replace(column, note=f"dropped, dates written in several ways ({some}); write them in one")
     return column
 
@@ -144,8 +144,8 @@ def _as_numbers(
     ):
         return None  # codes such as 007; 1, 2, 3, 4, 5+; <18 and >18
     if readable.all() and len(levels) > 2 and all(len(text.strip()) == 8 for text in levels):
-        if (style := cells.date_style(levels, 1.0)) is not None:  # 20261118
-            return _date(name, cells.read_dates(values, style[0]), style[0], "")
+        if (style := dates.date_style(levels, 1.0)) is not None:  # 20261118
+            return _date(name, dates.read_dates(values, style[0]), style[0], "")
     counts = cells.count_units(cells.leave_out(values, absent), decimal, amounts)
     units = cells.unit_spellings(counts)
     if len(units) > 1:
@@ -287,15 +287,15 @@ def _are_row_numbers(name: str, numbers: np.ndarray) -> bool:
 
 def _as_dates(name: str, values: np.ndarray, levels: np.ndarray) -> Column | None:
     """A column of dates or of times of day; None where it holds neither."""
-    if (dated := cells.date_style(levels, READABLE_SHARE)) is not None:
+    if (dated := dates.date_style(levels, READABLE_SHARE)) is not None:
         style, unclear = dated
         order = "month before day" if style.find("%m") < style.find("%d") else "day before month"
-        dates = cells.read_dates(values, style)
-        column, unread = _date(name, dates, style, f" ({order}, which the cells leave open)" * unclear), dates.isna()
-        if "%y" in style and not ((dates.year >= PLAIN_YEARS[0]) & (dates.year <= PLAIN_YEARS[1]))[dates.notna()].all():
+        days = dates.read_dates(values, style)
+        column, unread = _date(name, days, style, f" ({order}, which the cells leave open)" * unclear), days.isna()
+        if "%y" in style and not ((days.year >= PLAIN_YEARS[0]) & (days.year <= PLAIN_YEARS[1]))[days.notna()].all():
             column = _with_remark(column, "years of two digits: 69-99 are 19.., 00-68 are 20..")
-    elif (style := cells.time_style(levels, READABLE_SHARE)) is not None:
-        unread = np.isnan(cells.read_times(values, style))
+    elif (style := dates.time_style(levels, READABLE_SHARE)) is not None:
+        unread = np.isnan(dates.read_times(values, style))
         column = Column(name, "time", "time → hours", style=style, missing=bool(unread.any()))
     else:
         return None
@@ -303,19 +303,19 @@ def _as_dates(name: str, values: np.ndarray, levels: np.ndarray) -> Column | Non
     return _with_remark(column, _describe_unreadable(unreadable)) if len(unreadable) else column
 
 
-def _date(name: str, dates: pd.DatetimeIndex, style: str, remark: str) -> Column:
+def _date(name: str, days: pd.DatetimeIndex, style: str, remark: str) -> Column:
     """A column of dates that have been read: days since the first one and those of their parts that vary."""
-    present = dates.dropna()
+    present = days.dropna()
     if not len(present):
         return Column(name, "dropped", "dropped, no values")
-    if present.nunique() == 1 and len(present) == len(dates):
+    if present.nunique() == 1 and len(present) == len(days):
         return Column(name, "dropped", f"dropped, always {present[0]}")
     parts = [
         "days",
         *(part for part, name_in_pandas in DATE_PARTS.items() if getattr(present, name_in_pandas).nunique() > 1),
     ]
     shown_parts = ", ".join(["days since first", *parts[1:]])
-    first, missing = str(present.min()), len(present) < len(dates)
+    first, missing = str(present.min()), len(present) < len(days)
     return Column(
         name, "date", f"date{remark} → {shown_parts}", style=style, first=first, parts=tuple(parts), missing=missing
     )

@@ -11,7 +11,7 @@ import pandas as pd
 
 from bochner.tables.cells import as_text
 from bochner.tables.errors import TableError
-from bochner.tables.paths import suffix_of
+from bochner.tables.files.paths import suffix_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

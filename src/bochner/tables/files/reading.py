@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NoReturn, Optional
 import pandas as pd
 
 from bochner.errors import listed, shortened
-from bochner.tables import binary_files
 from bochner.tables.errors import TableError
-from bochner.tables.paths import ARROW_SUFFIXES, files_of, is_text_file, suffix_of
-from bochner.tables.text_files import Dialect, detect_dialect, read_header, read_rows
+from bochner.tables.files import binary
+from bochner.tables.files.paths import ARROW_SUFFIXES, files_of, is_text_file, suffix_of
+from bochner.tables.files.text import Dialect, detect_dialect, read_header, read_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,9 +92,7 @@ class Piece:
     @cached_property
     def texts(self) -> pd.DataFrame:
         """Every cell as text."""
-        return (
-            self.frame if self.native is None else binary_files.as_text_columns(self.native, list(self.frame.columns))
-        )
+        return self.frame if self.native is None else binary.as_text_columns(self.native, list(self.frame.columns))
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ class TableFile:
 
         They are counted once: a packed Feather file has to be unpacked for it.
         """
-        return binary_files.ArrowFile(self.path).block_rows if suffix_of(self.path) in ARROW_SUFFIXES else None
+        return binary.ArrowFile(self.path).block_rows if suffix_of(self.path) in ARROW_SUFFIXES else None
 
     def pieces(self, rows: int, bad: list[BadRow], portion: "Portion | None" = None) -> Iterator[Piece]:
         """The rows of the file or of a portion of it, a number of rows at a time; bad rows are added to ``bad``."""
@@ -132,13 +130,13 @@ class TableFile:
         elif suffix_of(self.path) in ARROW_SUFFIXES:
             yield from self._arrow_pieces(rows, portion)
         else:
-            texts = binary_files.read_excel(self.path)[0].iloc[1:].set_axis(self.names, axis=1)
+            texts = binary.read_excel(self.path)[0].iloc[1:].set_axis(self.names, axis=1)
             for start in range(0, len(texts), rows):
                 part = texts.iloc[start : start + rows]
                 yield Piece(part.reset_index(drop=True), [int(row) + 1 for row in part.index])
 
     def _arrow_pieces(self, rows: int, portion: "Portion | None") -> Iterator[Piece]:
-        file, start = binary_files.ArrowFile(self.path), 1 if portion is None else portion.start + 1
+        file, start = binary.ArrowFile(self.path), 1 if portion is None else portion.start + 1
         blocks = None if portion is None else portion.blocks
         for table in file.read(range(file.blocks) if blocks is None else blocks, rows):
             frame = file.as_columns(table).set_axis(self.names, axis=1)
@@ -303,9 +301,9 @@ def _open_file(path: Path) -> tuple[TableFile, list[str]]:
         header, dialect = read_header(path, detect_dialect(path))
         file, notes = TableFile(path, header, dialect), dialect.describe()
     elif suffix_of(path) in ARROW_SUFFIXES:
-        file, notes = TableFile(path, binary_files.ArrowFile(path).names), []
+        file, notes = TableFile(path, binary.ArrowFile(path).names), []
     else:
-        texts, notes = binary_files.read_excel(path)
+        texts, notes = binary.read_excel(path)
         file = TableFile(path, list(texts.iloc[0]))
     if not file.names:
         raise TableError(f"{path} has no columns; it needs a line of column names and at least one row.")
@@ -339,7 +337,7 @@ def read_table(source: Source) -> Piece:
 def joined(pieces: Sequence[Piece]) -> Piece:
     """Several pieces as one."""
     frame = pd.concat([piece.frame for piece in pieces], ignore_index=True)
-    native = binary_files.joined([piece.native for piece in pieces if piece.native is not None])
+    native = binary.joined([piece.native for piece in pieces if piece.native is not None])
     return Piece(frame, [place for piece in pieces for place in piece.places], native)
 
 

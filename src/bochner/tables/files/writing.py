@@ -13,11 +13,11 @@ import numpy as np
 
 from bochner.errors import listed
 from bochner.files import replacing
-from bochner.tables.binary_files import ArrowFile
 from bochner.tables.errors import TableError
-from bochner.tables.paths import ARROW_SUFFIXES, TEXT_SUFFIXES, suffix_of
-from bochner.tables.reading import BadRows, Piece, Source
-from bochner.tables.text_files import BYTE_ORDER_MARK, Dialect, detect_dialect, read_rows
+from bochner.tables.files.binary import ArrowFile
+from bochner.tables.files.paths import ARROW_SUFFIXES, TEXT_SUFFIXES, suffix_of
+from bochner.tables.files.reading import BadRows, Piece, Source
+from bochner.tables.files.text import BYTE_ORDER_MARK, Dialect, detect_dialect, read_rows
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
