@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from bochner.cli import app
 from bochner.estimators import StationaryClassifier, StationaryRegressor
 from bochner.files import check_outputs, replacing, write_bytes
-from bochner.members.budget import Clock, OutOfTime, fit_within_budget
+from bochner.members.budget import Clock, OutOfTime, affordable_effort, fit_within_budget
 from bochner.members.settings import Settings
 from bochner.tables.cells import as_number
 from bochner.tables.errors import TableError
@@ -193,6 +193,30 @@ def test_a_budget_is_kept_whatever_the_work_costs(full, power, hands):
     assert hands.now <= max(10.1, first + 0.1)
     assert effort == 1.0 or full > 5 or hands.now > 3
     assert effort >= 0.01
+
+
+@pytest.mark.parametrize("power", [0.6, 1.0, 1.6])
+def test_no_fit_is_begun_that_cannot_be_ready_in_time(power, hands):
+    """Costs of fits to 2,000 rows: some work is the same in all, and the rest grows with the effort."""
+
+    def attempt(effort, clock):
+        hands.now += 0.35 + 13 * effort**power
+        clock.check()
+        return effort
+
+    said = []
+    assert fit_within_budget(9.0, attempt, said.append) >= 0.08
+    assert "the time is over; the fit before this one is used" not in said
+    assert hands.now <= 9.0
+
+
+def test_the_affordable_effort_is_the_least_of_a_line_and_a_power():
+    assert affordable_effort([(0.01, 0.5)], 2.0) == pytest.approx(0.16)  # time grows as the root of the effort
+    line = [(0.01, 0.5), (0.08, 1.5)]
+    assert affordable_effort(line, 3.5) == pytest.approx(0.22)
+    steep = [(0.1, 1.0), (0.2, 3.0)]  # power log 3 / log 2 = 1.58
+    assert affordable_effort(steep, 9.0) == pytest.approx(0.4)
+    assert affordable_effort(line, 0.0) < 0.08
 
 
 def test_the_time_over_is_an_exception_that_says_so(hands):

@@ -15,7 +15,10 @@ MIN_EFFORT_GROWTH = 1.5  # factor on the effort below which another fit is not w
 # Largest factor on the effort from one fit to the next; a fit that is not ready in time is lost.
 MAX_EFFORT_GROWTH = 8.0
 INITIAL_TIME_EXPONENT = 0.5  # time is assumed to grow as effort to this power, until two fits have been timed
-TIME_EXPONENT_RANGE = (0.3, 1.0)  # limits of the exponent that two fits give
+TIME_EXPONENT_RANGE = (
+    0.3,
+    5 / 3,
+)  # limits of the exponent that two fits give: rows grow as effort, matrices as its power of 2/3
 
 Result = TypeVar("Result")
 
@@ -51,8 +54,8 @@ def fit_within_budget(seconds: float, attempt: Callable[[float, Clock], Result],
         say: Shows a line to the user.
     """
     deadline = time.perf_counter() + seconds
-    effort, exponent, clock, best = FIRST_EFFORT, INITIAL_TIME_EXPONENT, Clock(), None
-    previous = None  # effort and time of the last attempt
+    effort, clock, best = FIRST_EFFORT, Clock(), None
+    timed: list[tuple[float, float]] = []  # effort and time of each attempt
     while True:
         start = time.perf_counter()
         try:
@@ -63,11 +66,30 @@ def fit_within_budget(seconds: float, attempt: Callable[[float, Clock], Result],
             return best
         elapsed, left = time.perf_counter() - start, deadline - time.perf_counter()
         say(f"a fit with {100 * effort:.0f} % of the full effort took {elapsed:.1f} s; {max(left, 0):.1f} s are left")
-        if previous is not None:
-            exponent = math.log(elapsed / previous[1]) / math.log(effort / previous[0])
-            exponent = min(max(exponent, TIME_EXPONENT_RANGE[0]), TIME_EXPONENT_RANGE[1])
-        previous = effort, elapsed
-        growth = min(MAX_EFFORT_GROWTH, max(0.0, MAX_TIME_SHARE * left / elapsed) ** (1 / exponent))
+        timed.append((effort, elapsed))
+        growth = min(MAX_EFFORT_GROWTH, affordable_effort(timed, MAX_TIME_SHARE * left) / effort)
         if effort == 1 or (growth < MIN_EFFORT_GROWTH and growth * effort < 1):
             return best
         effort, clock = min(1.0, growth * effort), Clock(deadline)
+
+
+def affordable_effort(timed: list[tuple[float, float]], seconds: float) -> float:
+    """The largest effort of a fit that is expected to take so many seconds at most.
+
+    Time grows as a power of the effort where one kind of work prevails, and along a line where some work is the same in all fits.
+    The longer of both times is expected.
+
+    Args:
+        timed: Effort and time of the fits so far.
+        seconds: The time.
+    """
+    effort, elapsed = timed[-1]
+    exponent, along_line = INITIAL_TIME_EXPONENT, math.inf
+    if len(timed) > 1:
+        less, sooner = timed[-2]
+        exponent = min(
+            max(math.log(elapsed / sooner) / math.log(effort / less), TIME_EXPONENT_RANGE[0]), TIME_EXPONENT_RANGE[1]
+        )
+        if elapsed > sooner:
+            along_line = effort + (seconds - elapsed) * (effort - less) / (elapsed - sooner)
+    return min(along_line, effort * (max(0.0, seconds) / elapsed) ** (1 / exponent))

@@ -114,7 +114,6 @@ class Settings:
             self,
             folds_large=self.folds,
             judging_rows=max(200, int(size * self.judging_rows)),
-            tuning_rows=max(100, int(size * self.tuning_rows)),
             wide_anchors=max(100, int(size * self.wide_anchors)),
             class_anchors=max(100, int(size * self.class_anchors)),
             deep_numbers=max(50_000, int(size**2 * self.deep_numbers)),
