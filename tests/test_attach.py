@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bochner.attach import StationaryHead
 from bochner.attach.answers import Answer
-from bochner.attach.batches import HeadRows
+from bochner.attach.batches import HeadRows, Reader, Tapped, sample_rows
 from bochner.attach.nearness import ROW_PRECISION, Nearness, Space
 from bochner.attach.novelty import Novelty, Tail
 from bochner.estimators import StationaryRegressor
@@ -42,8 +43,12 @@ def wave(num, seed=0):
 
 def trained(x, y, outputs, hidden=(32, 16), steps=300, middle=None):
     torch.manual_seed(0)
-    layers = [nn.Linear(2, hidden[0]), nn.ReLU(), *([middle] if middle else [])]
-    network = nn.Sequential(*layers, nn.Linear(*hidden), nn.ReLU(), nn.Linear(hidden[1], outputs)).double()
+    layers = [nn.Linear(x.shape[1], hidden[0]), nn.ReLU(), *([middle] if middle else [])]
+    return learnt(nn.Sequential(*layers, nn.Linear(*hidden), nn.ReLU(), nn.Linear(hidden[1], outputs)), x, y, steps)
+
+
+def learnt(network, x, y, steps=300):
+    network = network.double()
     optimizer = torch.optim.Adam(network.parameters(), 0.01)
     for _ in range(steps):
         loss = nn.functional.cross_entropy if not y.is_floating_point() else nn.functional.mse_loss
@@ -141,7 +146,7 @@ def test_the_power_is_the_largest_that_known_rows_do_not_speak_against():
     def chosen(trust):
         p = torch.softmax(trust[:, None] * outputs, 1)[:, 1]
         y = (torch.rand(3000, generator=generator, dtype=torch.float64) < p).long()
-        rows = HeadRows(outputs, outputs, y, y, 3000)
+        rows = HeadRows(outputs, outputs, y, y, y, torch.ones_like(y), 3000)
         return Answer.fitted(rows, left, y, classes=True, seen=False)
 
     plain, shrunk = chosen(torch.full_like(left, 0.5)), chosen((1 - left) ** 2)
@@ -307,11 +312,13 @@ def test_a_network_that_squeezes_may_meet_a_batch_of_one_row():
 
 
 SECOND_PROCESS = """
+import os
 import sys
 sys.path.insert(0, "tests")
 from test_attach import *
 few_rows_suffice(pytest.MonkeyPatch())
 torch.save(answers_of_a_process(1, sys.argv[1]), sys.argv[1] + ".second")
+os._exit(0)  # gloo's threads may outlive the interpreter, which then aborts
 """
 
 
@@ -716,3 +723,151 @@ def test_a_head_can_be_copied_and_a_changed_network_is_noticed(classes, tmp_path
     locked.lock = threading.Lock()
     with pytest.raises(ValueError, match="could not be copied"):
         fit(locked, loader(*blobs(60)))
+
+
+# ------------------------------------------------------------------ rows that come often, features without direction, and ends
+
+
+def tens(n, seed=0):
+    """Rows of ten different kinds, each with its own share of class 1."""
+    rng = np.random.default_rng(seed)
+    kind = rng.integers(0, 10, n)
+    x = nn.functional.one_hot(torch.from_numpy(kind), 10).double()
+    return x, torch.from_numpy((rng.random(n) < np.linspace(0.05, 0.95, 10)[kind]).astype(int))
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_rows_that_come_a_thousand_times_are_known(held_out):
+    x, y = tens(9000)
+    network = trained(x, y, 2)
+    head = fit(network, loader(x, y), *([loader(*tens(3000, 1))] if held_out else []))
+    new, labels = tens(3000, 2)
+    assert float(head.variance_left(new).max()) < 0.01
+    assert float((head.ood_score(new) > head.threshold).double().mean()) < 0.1
+    plain = torch.log_softmax(network(new), 1).gather(1, labels[:, None]).mean()
+    assert float(head.predict(new).log_prob(labels).mean()) > float(plain) - 0.01
+    assert float(head.variance_left(10 * torch.ones(1, 10)).min()) > 0.1  # a kind that never came
+
+
+def test_equal_rows_of_a_sample_count_and_are_expanded_evenly():
+    x, y = torch.tensor([[1.0], [2.0], [1.0], [1.0], [3.0]]), torch.tensor([0, 1, 0, 1, 1])
+    network = nn.Sequential(nn.Linear(1, 2))
+    reader = Reader(Tapped(network, "0"), classes=True)
+    rows = sample_rows(reader.rows([(x, y)], "", progress=False), 100)
+    found = sorted(zip(rows.features[:, 0].tolist(), rows.targets.tolist(), rows.counts.tolist(), strict=True))
+    assert found == [(1.0, 0, 2), (1.0, 1, 1), (2.0, 1, 1), (3.0, 1, 1)]
+    assert sorted(rows.expanded(100).features[:, 0].tolist()) == [1.0, 1.0, 1.0, 2.0, 3.0]
+    assert len(rows.expanded(3)) == 3
+    anchors, known = rows.parted(100)
+    assert sorted(anchors.features[:, 0].tolist()) in ([1.0, 2.0], [1.0, 3.0])  # what repeats, and half of the others
+    assert 1.0 in known.features
+    assert len(known) == 3
+
+
+def test_a_few_rows_without_features_do_not_hide_what_is_far():
+    x, y = blobs(800)
+    x[:16] = 0
+    torch.manual_seed(0)
+    network = learnt(nn.Sequential(nn.Linear(2, 8, bias=False), nn.ReLU(), nn.Linear(8, 3)), x, y)
+    head = fit(network, loader(x, y), loader(*blobs(400, 1)))
+    far = 1e4 * blobs(200, 2)[0]
+    assert float((head.ood_score(far) > head.threshold).double().mean()) > 0.95
+    assert float(head.predict(far).confidence.max()) < 0.4
+
+
+@pytest.mark.parametrize("end", ["linear", "sigmoid"])
+def test_single_numbers_are_features_without_direction(end, tmp_path):
+    x, y = blobs(400)
+    ends = {"linear": nn.Identity(), "sigmoid": nn.Sigmoid()}
+    torch.manual_seed(0)
+    network = learnt(nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1), ends[end], nn.Linear(1, 3)), x, y)
+    head = fit(network, loader(x, y), loader(*blobs(400, 1)))
+    new, labels = blobs(400, 2)
+    plain = float(torch.log_softmax(network(new), 1).gather(1, labels[:, None]).mean())
+    assert float(head.predict(new).log_prob(labels).mean()) > plain - 0.02
+    if end == "linear":
+        assert float(head.predict(1e3 * new).confidence.median()) < 0.5
+    again = StationaryHead.load(head.save(tmp_path / "head"), network)
+    torch.testing.assert_close(again.ood_score(new), head.ood_score(new), rtol=0, atol=0)
+
+
+def test_a_network_that_ends_in_log_softmax_is_one_with_logits():
+    x, y = blobs(400)
+    network = trained(x, y, 3)
+    ended = nn.Sequential(*network, nn.LogSoftmax(1))
+    rows = loader(x, y), loader(*blobs(400, 1))
+    plain, same = fit(network, *rows), fit(ended, *rows)
+    new = blobs(100, 2)[0]
+    torch.testing.assert_close(same.ood_score(new), plain.ood_score(new))
+    torch.testing.assert_close(same.predict(new).probabilities, plain.predict(new).probabilities)
+
+
+def test_a_good_regression_keeps_its_error_and_one_that_has_learnt_noise_is_shrunk():
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(900, 4))).float()
+    signal, noise = x.sum(1, keepdim=True), torch.from_numpy(rng.normal(size=(900, 1))).float()
+    good = nn.Sequential(nn.Linear(4, 1)).requires_grad_(False)
+    good[0].weight.copy_(torch.ones(1, 4))
+    good[0].bias.zero_()
+    train, held, test = slice(300), slice(300, 600), slice(600, 900)
+    y = signal + 0.1 * noise
+    head = fit(good, loader(x[train], y[train]), loader(x[held], y[held]))
+    error = (head.predict(x[test]).mean - y[test]).square().mean().sqrt()
+    assert float(error) < 1.5 * float((good(x[test]) - y[test]).square().mean().sqrt())
+    wild = nn.Sequential(nn.Linear(4, 1)).requires_grad_(False)
+    wild[0].weight.copy_(torch.ones(1, 4))
+    wild[0].bias.zero_()
+    pure = 0.3 * signal + noise
+    shrunk = fit(wild, loader(x[train], pure[train]), loader(x[held], pure[held]))
+    network_error = (wild(x[test]) - pure[test]).square().mean().sqrt()
+    assert float((shrunk.predict(x[test]).mean - pure[test]).square().mean().sqrt()) < 0.95 * float(network_error)
+
+
+def test_a_head_of_a_network_that_was_trained_further_is_not_written(tmp_path):
+    network = trained(*blobs(400), 3)
+    head = fit(network, loader(*blobs(400)))
+    with torch.no_grad():
+        network[0].weight.add_(0.1)
+    with pytest.raises(ValueError, match="The network has changed since the head was fitted"):
+        head.save(tmp_path / "head")
+    assert not (tmp_path / "head").exists()
+
+
+def test_networks_of_two_types_compiled_and_scripted_ones():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(2, 16).bfloat16(), nn.Linear(16, 3)
+
+        def forward(self, x):
+            return self.last(torch.relu(self.first(x)).float())
+
+    x, y = blobs(200)
+    head = fit(Mixed(), [(x.bfloat16(), y)])
+    assert head.ood_score(x.bfloat16()).shape == (200,)
+    network = trained(x, y, 3)
+    wrapped = torch.compile(network, backend="eager")
+    torch.testing.assert_close(
+        fit(wrapped, loader(x, y)).ood_score(x), fit(network, loader(x, y)).ood_score(x), rtol=0, atol=0
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch deprecates tracing
+        scripted = torch.jit.trace(network, x[:2])
+    with pytest.raises(ValueError, match="scripted or traced one hides its layers"):
+        fit(scripted, loader(x, y))
+
+
+def test_batches_of_nested_inputs_are_those_that_pytorch_gathers():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = trained(*blobs(300), 3)
+
+        def forward(self, a, b):
+            return self.inner(a + b)
+
+    x, y = blobs(300)
+    network = Sum()
+    flat = fit(network, [(x, 0 * x, y)])
+    for batch in (((x, 0 * x), y), ({"a": x, "b": 0 * x}, y), ([x, 0 * x], y)):
+        torch.testing.assert_close(fit(network, [batch]).ood_score((x, 0 * x)), flat.ood_score((x, 0 * x)))

@@ -570,3 +570,27 @@ def test_threads_may_predict_together():
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda new: posterior.predict(new).f_variance, inputs))
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_a_model_in_training_mode_is_taken_in_evaluation_mode():
+    x, y = data(40)
+    extractor = nn.Sequential(nn.Linear(x.shape[1], 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)).to(x)
+    model = Model(StationaryLayer(3, 20, activation="paired", dtype=x.dtype), 1, Gaussian(0.3), extractor=extractor)
+    trained = Laplace(model.train(), x, y).predict(x).variance
+    assert not model.training
+    torch.testing.assert_close(Laplace(model, x, y).predict(x).variance, trained)
+
+
+def test_frozen_layers_are_known():
+    """With all but the output layer frozen the posterior is that of a linear model; with all frozen there is none."""
+    x, y = data(40)
+    model = Model(StationaryLayer(x.shape[1], 20, activation="paired", dtype=x.dtype), 1, Gaussian(0.3))
+    model.layer.requires_grad_(False)
+    posterior = ClosedForm(model, x, y)
+    with torch.no_grad():
+        model.output.weight.copy_(posterior.mean.mT)
+    found = Laplace(model, x, y, structure="full").predict(x)
+    torch.testing.assert_close(found.f_variance, posterior.predict(x).f_variance)
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="must have a layer that is not frozen"):
+        Laplace(model, x, y)

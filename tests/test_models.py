@@ -9,7 +9,7 @@ import torch
 from scipy.interpolate import interp1d
 from torch import nn
 
-from bochner import Categorical, Gaussian, Model, Recipe, StationaryLayer, fit_map, swap_head
+from bochner import Categorical, ClosedFormClassifier, Gaussian, Model, Recipe, StationaryLayer, fit_map, swap_head
 from bochner.networks import Intervals, mlp
 
 
@@ -261,3 +261,18 @@ def test_values_that_differ_too_little_are_one():
     beside = Intervals.of(x, 16, 100)
     assert beside.left.tolist() == [0, 1]
     assert torch.isfinite(beside(1e6 * x)).all()
+
+
+@pytest.mark.parametrize("end", [torch.nn.functional.relu, lambda z: torch.log_softmax(z, 1)])
+def test_what_follows_the_swapped_layer_is_found_at_the_first_fit(end):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 16), nn.Linear(16, 2)
+
+        def forward(self, x):
+            return end(self.last(torch.tanh(self.first(x))))
+
+    model, x = swap_head(Net(), width=20), torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="must end with the layer 'last' that swap_head replaced"):
+        ClosedFormClassifier(model, x, torch.arange(12) % 2)

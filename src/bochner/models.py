@@ -154,7 +154,8 @@ def swap_head(
         likelihood: Defaults to Gaussian for one output and Categorical for more.
         amplitude: Prior standard deviation of each output.
         head: Dotted name of the linear layer to replace; by default the last ``nn.Linear`` that the network
-            registers. Where that is not the last one to be used, the first use raises an error.
+            registers. Where that is not the last one to be used, or where something follows it such as a softmax, the first
+            fit raises an error.
         generator: Source of randomness.
         **layer_options: Passed on to ``StationaryLayer``.
     """
@@ -170,6 +171,7 @@ def swap_head(
         ]
         extractor = copy.deepcopy(network, {id(v): v.detach().clone() for v in computed})
         extractor.set_submodule(name, nn.Identity())
+        extractor.__dict__["swapped_layer"] = name  # what it returns must be what this layer would see: ``check_takes``
     weight = old.weight
     options = {"device": weight.device, "dtype": weight.dtype, "generator": generator, **layer_options}
     layer = StationaryLayer(old.in_features, width, **options)  # pyright: ignore[reportArgumentType]

@@ -33,11 +33,14 @@ class Answer:
     """The map from a network's outputs and the variance left v to a predictive distribution.
 
     The *trust* in the outputs is (1 − v)^γ. Known rows choose γ, but they say nothing of rows with a variance left above the
-    ``edge``. Above it the trust falls at least in proportion to 1 − v, whatever γ is.
+    ``edge``. Above it the trust falls at least in proportion to 1 − v, whatever γ is. For regression the mean stays that of the
+    network up to the edge, unless held-out rows are clearly more probable where it falls with the trust, as for a network that has
+    learnt noise.
 
     Attributes:
         power: The exponent γ.
         edge: The 99 % quantile of the variance left at known rows.
+        shrinks: For regression, whether the mean falls with the trust up to the edge too.
         temperature: For classes, the number t that outputs are divided by; None for numbers.
         noise: Standard deviation of the noise, (c,), for regression.
         centre: Mean of the targets, (c,), for regression.
@@ -51,6 +54,7 @@ class Answer:
     noise: Tensor | None = None
     centre: Tensor | None = None
     spread: Tensor | None = None
+    shrinks: bool = False
     score: float = field(default=math.nan, repr=False)
 
     @classmethod
@@ -72,12 +76,14 @@ class Answer:
             return replace(answer, temperature=float(answer.trust(left).mean()))
         if seen:
             return _fit_power(DEFAULT_TRUST_POWER, known, left, targets, classes)[0]
-        tried = [_fit_power(power, known, left, targets, classes) for power in TRUST_POWERS]
-        log_probabilities = torch.stack([log_probability for _, log_probability in tried])
-        largest = int(within_error_of_best(log_probabilities).nonzero().max())
-        answer = tried[largest][0]
-        answer.score = float(log_probabilities[largest].mean())
-        return answer
+        chosen, log_probability = _largest_power(known, left, targets, classes)
+        if not classes:
+            other, under_other = _largest_power(known, left, targets, classes, shrinks=True)
+            gain = under_other - log_probability
+            if float(gain.mean()) > float(gain.std()) / math.sqrt(len(gain)):
+                chosen, log_probability = other, under_other
+        chosen.score = float(log_probability.mean())
+        return chosen
 
     def checked(self, outputs: Tensor) -> Tensor:
         """The outputs, (n, c), after checking that there is a noise for each of them."""
@@ -89,8 +95,11 @@ class Answer:
 
     def trust(self, left: Tensor) -> Tensor:
         """The factor on the outputs of each row, (n,), from 0 to 1."""
-        within, beyond = left.clamp(max=self.edge), ((1 - left) / (1 - self.edge)).clamp(max=1.0)
-        return (1 - within) ** self.power * beyond ** max(1.0, self.power)
+        return (1 - left.clamp(max=self.edge)) ** self.power * self._beyond(left)
+
+    def _beyond(self, left: Tensor) -> Tensor:
+        """The part of the trust that falls beyond the edge alone, (n,)."""
+        return ((1 - left) / (1 - self.edge)).clamp(max=1.0) ** max(1.0, self.power)
 
     def __call__(self, outputs: Tensor, left: Tensor) -> Predictive:
         """The predictive distribution of rows."""
@@ -103,7 +112,8 @@ class Answer:
             entropy = -(network_logs.exp() * network_logs).sum(1)
             return CategoricalPredictive(logs, (logs.exp() - network_logs.exp()).square(), entropy)
         assert self.noise is not None and self.centre is not None and self.spread is not None  # noqa: PT018
-        mean = self.centre + trust * (outputs - self.centre)
+        kept = trust if self.shrinks else self._beyond(left)[:, None]
+        mean = self.centre + kept * (outputs - self.centre)
         return GaussianPredictive(mean, self.spread.square() * (1 - trust.square()), self.noise)
 
 
@@ -112,9 +122,19 @@ def edge_of(left: Tensor) -> float:
     return min(float(left.quantile(0.99)), 1 - 1e-6)
 
 
-def _fit_power(power: float, known: HeadRows, left: Tensor, targets: Tensor, classes: bool) -> tuple[Answer, Tensor]:
+def _largest_power(
+    known: HeadRows, left: Tensor, targets: Tensor, classes: bool, *, shrinks: bool = False
+) -> tuple[Answer, Tensor]:
+    """The answer with the largest power within a standard error of the best, and the log probability of each known row."""
+    tried = [_fit_power(power, known, left, targets, classes, shrinks=shrinks) for power in TRUST_POWERS]
+    return tried[int(within_error_of_best(torch.stack([each for _, each in tried])).nonzero().max())]
+
+
+def _fit_power(
+    power: float, known: HeadRows, left: Tensor, targets: Tensor, classes: bool, *, shrinks: bool = False
+) -> tuple[Answer, Tensor]:
     """The best answer with a given power, and the log probability of each known row under it."""
-    answer = _fit_temperature(power, known, left) if classes else _fit_noise(power, known, left, targets)
+    answer = _fit_temperature(power, known, left) if classes else _fit_noise(power, known, left, targets, shrinks)
     return answer, answer(known.outputs.double(), left).log_prob(known.targets)
 
 
@@ -131,11 +151,12 @@ def _fit_temperature(power: float, known: HeadRows, left: Tensor) -> Answer:
     return Answer(power, edge, math.exp(_minimum(loss, -4.0, 4.0)))
 
 
-def _fit_noise(power: float, known: HeadRows, left: Tensor, targets: Tensor) -> Answer:
+def _fit_noise(power: float, known: HeadRows, left: Tensor, targets: Tensor, shrinks: bool) -> Answer:
     """The answer for numbers whose noise makes known rows most probable."""
     outputs, edge = known.outputs.double(), edge_of(left)
     centre, spread = targets.mean(0), targets.std(0)
-    prediction = Answer(power, edge, None, spread, centre, spread)(outputs, left)
+    answer = Answer(power, edge, None, spread, centre, spread, shrinks)
+    prediction = answer(outputs, left)
     assert isinstance(prediction, GaussianPredictive)
     noise = []
     for column in range(outputs.shape[1]):
@@ -145,11 +166,11 @@ def _fit_noise(power: float, known: HeadRows, left: Tensor, targets: Tensor) -> 
             warnings.warn(
                 f"Output {column} of the network is {error:.3g} from its targets, which differ by {float(spread[column]):.3g}: it "
                 "is worse than their mean. Are the targets in the units that it was trained with?",
-                stacklevel=5,
+                stacklevel=8,
             )
         unit = max(float(spread[column]), error, 1e-300)
         noise.append(unit * _best_noise(mean, variance, truth, unit))
-    return Answer(power, edge, None, torch.tensor(noise, dtype=torch.float64, device=outputs.device), centre, spread)
+    return replace(answer, noise=torch.tensor(noise, dtype=torch.float64, device=outputs.device))
 
 
 def _best_noise(mean: Tensor, variance: Tensor, truth: Tensor, unit: float) -> float:

@@ -3,8 +3,8 @@
 import copy
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ BATCH_ROWS = 1024  # rows of a tensor in one batch
 class Tapped:
     """A network whose features, the inputs of a linear layer, are given beside its outputs.
 
-    Its modules are copies in evaluation mode; parameters and buffers are the network's own.
+    Its modules are copies in evaluation mode; parameters and buffers are the network's own. ``made_for`` is their digest at first.
 
     Args:
         network: The network.
@@ -53,6 +53,8 @@ class Tapped:
         self._seen = threading.local()  # so that threads do not see each other's features
         self.layer.register_forward_hook(self._remember)
         self.device, self.dtype = self.layer.weight.device, self.layer.weight.dtype
+        self.made_for = self.digest
+        self.input_dtype = next(p.dtype for p in self.network.parameters() if p.is_floating_point())
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_seen"}
@@ -68,6 +70,10 @@ class Tapped:
         """The network tapped at the named layer, or at the linear layer whose output it returns."""
         if name is not None:
             return cls(network, name)
+        if isinstance(unwrapped(network), torch.jit.ScriptModule):
+            raise ValueError(
+                "The network parameter must be a module of Python; a scripted or traced one hides its layers."
+            )
         linears = [n for n, module in unwrapped(network).named_modules() if isinstance(module, nn.Linear)]
         batch = split_batch(next(iter(loader)))[0]
         for candidate in reversed(linears):
@@ -82,11 +88,12 @@ class Tapped:
 
     @torch.no_grad()
     def is_last(self, batch: Inputs) -> bool:
-        """Whether the layer's output is what the network returns."""
+        """Whether the layer's output is what the network returns, or what it takes the log_softmax of."""
         outputs, layer_output = self._run(batch), getattr(self._seen, "output", None)
         if layer_output is None or layer_output.numel() != outputs.numel():
             return False
-        return torch.allclose(layer_output.flatten(), outputs.flatten(), rtol=0, atol=0, equal_nan=True)
+        same = torch.allclose(layer_output.flatten(), outputs.flatten(), rtol=0, atol=0, equal_nan=True)
+        return same or _are_log_probabilities(outputs, layer_output)
 
     def _run(self, batch: Inputs) -> Tensor:
         if (self.layer.weight.device, self.layer.weight.dtype) != (self.device, self.dtype):
@@ -113,6 +120,8 @@ class Tapped:
     def __call__(self, batch: Inputs) -> tuple[Tensor, Tensor]:
         """Features, (n, d), and outputs of a batch."""
         outputs, features = self._run(batch), self._seen.features
+        if _are_log_probabilities(outputs, self._seen.output):
+            outputs = self._seen.output  # the same answer, and logits tell how large they are
         if features is not None and features.ndim == 2 and outputs.numel() == len(features):
             outputs = outputs.reshape(len(features), -1)  # a network that squeezes loses the rows of a batch of one
         self._seen.features = self._seen.output = None  # no batch is kept in memory
@@ -128,7 +137,7 @@ class Tapped:
     def _moved(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return value.to(self.device, self.dtype) if value.is_floating_point() else value.to(self.device)
+        return value.to(self.device, self.input_dtype) if value.is_floating_point() else value.to(self.device)
 
     @property
     def digest(self) -> str:
@@ -142,9 +151,19 @@ class Tapped:
 
 
 def unwrapped(network: nn.Module) -> nn.Module:
-    """The network itself, where it is wrapped for several devices."""
+    """The network itself, where it is compiled or wrapped for several devices."""
+    network = getattr(network, "_orig_mod", network)  # of torch.compile
     wrapped = isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel)
     return network.module if wrapped else network
+
+
+def _are_log_probabilities(outputs: Tensor, layer_output: Tensor | None) -> bool:
+    """Whether outputs are the log_softmax of a layer's outputs."""
+    if layer_output is None or layer_output.shape != outputs.shape or outputs.ndim != 2 or outputs.shape[1] < 2:
+        return False
+    expected = torch.log_softmax(layer_output.double(), 1)
+    close = torch.allclose(outputs.double(), expected, rtol=1e-2, atol=1e-3) if len(outputs) else False
+    return close and not torch.equal(outputs, layer_output)
 
 
 def inputs_of(x: Any) -> Iterator[Inputs]:
@@ -180,7 +199,9 @@ class HeadRows:
         features: Inputs of the last layer, (n, d).
         outputs: Outputs of the network, (n, c).
         targets: Targets, (n, c), or labels, (n,).
-        keys: A pseudo-random number for each row, (n,): rows with the smallest ones are the sample.
+        keys: A pseudo-random number for each row and its target, (n,): rows with the smallest ones are the sample.
+        input_keys: A number for each row that is the same for equal inputs, whatever their targets, (n,).
+        counts: How many equal rows with equal targets each one stands for, (n,).
         seen: Number of rows that these were drawn from.
     """
 
@@ -188,33 +209,64 @@ class HeadRows:
     outputs: Tensor
     targets: Tensor
     keys: Tensor
+    input_keys: Tensor
+    counts: Tensor
     seen: int
 
     def __len__(self) -> int:
         return len(self.keys)
 
+    def _each(self, change: Callable[..., Tensor], *others: "HeadRows") -> "HeadRows":
+        """Rows whose tensors are what a function makes of these rows' tensors, and of those of others."""
+        names = ("features", "outputs", "targets", "keys", "input_keys", "counts")
+        return replace(self, **{name: change(*(getattr(rows, name) for rows in (self, *others))) for name in names})
+
     def __getitem__(self, rows: slice | Tensor) -> "HeadRows":
-        return HeadRows(self.features[rows], self.outputs[rows], self.targets[rows], self.keys[rows], self.seen)
+        return self._each(lambda tensor: tensor[rows])
 
     def to(self, device: torch.device) -> "HeadRows":
         """The same rows on a device."""
-        tensors = (self.features, self.outputs, self.targets, self.keys)
-        features, outputs, targets, keys = (t.to(device) for t in tensors)
-        return HeadRows(features, outputs, targets, keys, self.seen)
+        return self._each(lambda tensor: tensor.to(device))
 
     def joined(self, other: "HeadRows") -> "HeadRows":
         """These rows and then those of the other."""
-        return HeadRows(
-            torch.cat([self.features, other.features]),
-            torch.cat([self.outputs, other.outputs]),
-            torch.cat([self.targets, other.targets]),
-            torch.cat([self.keys, other.keys]),
-            self.seen + other.seen,
-        )
+        both = self._each(lambda a, b: torch.cat([a, b]), other)
+        return replace(both, seen=self.seen + other.seen)
 
     def smallest(self, count: int) -> "HeadRows":
-        """The rows with the smallest keys, in their order."""
-        return self[self.keys.argsort(stable=True)[:count]]
+        """The rows with the smallest keys, in their order; equal ones become one that counts as many."""
+        rows = self[self.keys.argsort(stable=True)]
+        first = torch.ones_like(rows.keys, dtype=torch.bool)
+        first[1:] = rows.keys[1:] != rows.keys[:-1]
+        counts = torch.zeros_like(rows.counts[first]).index_add_(0, first.cumsum(0) - 1, rows.counts)
+        return replace(rows[first], counts=counts)[:count]
+
+    def expanded(self, most: int) -> "HeadRows":
+        """Each row as often as it counts; where these are more than ``most``, so many of them, evenly spaced."""
+        total = int(self.counts.sum())
+        places = torch.arange(min(total, most), device=self.counts.device)
+        places = (places + 0.5) * (total / max(1, len(places)))
+        at = torch.searchsorted(self.counts.cumsum(0), places.long(), right=True)
+        return replace(self[at], counts=torch.ones_like(at))
+
+    def parted(self, most_anchors: int) -> tuple["HeadRows", "HeadRows"]:
+        """Anchors, with different inputs, and known rows, which are no copies of anchors that come once.
+
+        Inputs that come more than once are anchors first. Half of the others are, and the other half is known, for no row can be
+        compared with itself. A row that comes more than once has others like it.
+        """
+        _, group, counts = torch.unique(self.input_keys, return_inverse=True, return_counts=True)
+        total = torch.zeros_like(counts).index_add_(0, group, self.counts)
+        position = torch.arange(len(self), device=group.device)
+        first = torch.full_like(counts, len(self)).scatter_reduce_(0, group, position, "amin")
+        repeated = (total > 1)[group]
+        different = position == first[group]
+        single = position[different & ~repeated]
+        single = single[: len(single) // 2]
+        anchors = torch.cat([position[different & repeated], single])[:most_anchors]
+        known = torch.ones(len(self), dtype=torch.bool, device=group.device)
+        known[anchors] = False
+        return self[anchors], self[known | repeated]
 
 
 @dataclass(frozen=True)
@@ -243,9 +295,10 @@ class Reader:
                 raise ValueError(f"Batch {number} has {len(targets)} targets for {len(outputs)} rows.")
             if not bool(torch.isfinite(features).all()) or not bool(torch.isfinite(outputs).all()):
                 raise ValueError(f"Batch {number} gives features or outputs that are not finite; are its inputs?")
-            yield HeadRows(
-                features, outputs, self._checked(targets, outputs, number), _keys(inputs, features), len(outputs)
-            )
+            targets, rows = self._checked(targets, outputs, number), len(outputs)
+            input_keys = _keys([*inputs[0], *inputs[1].values()], features)
+            keys = _keys([input_keys, targets], features)
+            yield HeadRows(features, outputs, targets, keys, input_keys, torch.ones_like(keys), rows)
 
     def _check_logits(self, outputs: Tensor, number: int) -> None:
         """Refuses probabilities: rows that sum to one, or single outputs that all lie between 0 and 1."""
@@ -298,13 +351,12 @@ def _length(loader: Any) -> int | None:
         return None
 
 
-def _keys(inputs: Inputs, features: Tensor) -> Tensor:
+def _keys(values: list[Any], features: Tensor) -> Tensor:
     """A pseudo-random number for every row that depends on its values alone: whatever the order of rows, or who reads them.
 
     Inputs whose first dimension is not that of the rows are left out. Where there are no others, the features are taken.
     """
-    values = [value for value in (*inputs[0], *inputs[1].values()) if isinstance(value, Tensor) and value.ndim > 0]
-    tensors = [value for value in values if len(value) == len(features)] or [features]
+    tensors = [v for v in values if isinstance(v, Tensor) and v.ndim > 0 and len(v) == len(features)] or [features]
     generator = torch.Generator().manual_seed(0)
     key = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
     for x in tensors:
@@ -321,7 +373,10 @@ def _keys(inputs: Inputs, features: Tensor) -> Tensor:
 
 
 def sample_rows(batches: Iterator[HeadRows], most: int) -> HeadRows:
-    """The rows with the smallest keys, of all processes: a random sample, the same in whatever order rows come."""
+    """The different rows with the smallest keys, of all processes: a random sample, the same in whatever order rows come.
+
+    A row that is kept to the end has been kept since it first came, so that its copies are all counted.
+    """
     kept: HeadRows | None = None
     for batch in batches:
         kept = (batch if kept is None else kept.joined(batch)).smallest(most)

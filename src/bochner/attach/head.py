@@ -6,13 +6,15 @@ process on the features before the last layer (a head of infinite width; see :mo
 seen many times, and 1 far from all rows. Then
 
 $$ p(y \mid x) = \operatorname{softmax}\bigl(r(v)\, z(x) / t\bigr), \qquad
-   y \mid x \sim \mathrm{N}\bigl(\bar y + r(v) (z(x) - \bar y),\; s_y^2 (1 - r(v)^2) + s^2\bigr), \qquad r(v) = (1 - v)^\gamma $$
+   y \mid x \sim \mathrm{N}\bigl(\bar y + q(v) (z(x) - \bar y),\; s_y^2 (1 - r(v)^2) + s^2\bigr), \qquad r(v) = (1 - v)^\gamma $$
 
 for classes and for numbers. Near the training rows this is the answer of the network. Far from them all classes are equally
 probable, and a number has the mean and the spread of all targets. The temperature t, or the noise s, is the one under which
 held-out rows are most probable. The power $\gamma$ is the largest one whose log probability is within a standard error of the
 best. The kernel and its lengthscale are chosen by the same rows. One of these rows in a hundred has a variance left above $v_1$;
 above $v_1$ they tell nothing, and r falls in proportion to $1 - v$, as for the Gaussian process, or faster where $\gamma > 1$.
+The factor q of a number's mean is 1 up to $v_1$ and falls like r beyond: a good network keeps its accuracy. Where held-out rows are
+clearly more probable with q = r, as under a network that has learnt noise, it is r.
 
 For classes the kernel acts on the *directions* of the features, with the logarithm of their length as one more coordinate: a
 network trained with a softmax tells classes apart by direction, and images unlike all others tend to have short features. So a
@@ -133,19 +135,19 @@ class StationaryHead:
         reader, seen = Reader(tapped, classes), held_out is None
         sample = sample_rows(reader.rows(loader, "reading features", progress), MAX_ANCHORS + MAX_KNOWN_ROWS)
         _check_enough("loader", sample.seen)
-        anchors = min(MAX_ANCHORS, len(sample) // 2)
-        known = sample[anchors:]
+        anchors, known = sample.parted(MAX_ANCHORS)
         if held_out is not None:
             known = sample_rows(reader.rows(held_out, "reading held-out rows", progress), MAX_KNOWN_ROWS)
-            _check_enough("held_out", len(known))
+            _check_enough("held_out", known.seen)
+        known = known.expanded(MAX_KNOWN_ROWS)
         space = Space.of(sample.features, directions=classes)
         near = _choose_nearness(space, sample, anchors, known, classes, seen)
-        if sample.seen > len(sample):
+        if sample.seen > int(sample.counts.sum()):
             rows = reader.rows(loader, "summing over rows", progress)
             grams = (near.gram(part.features) for part in rows)
             near = near.with_rows(sum_over_processes(torch.zeros_like(near.factor), grams))
         left = near.left(known.features, seen=seen)
-        answer = Answer.fitted(known, left, sample.targets, classes, seen)
+        answer = Answer.fitted(known, left, _targets_of(sample), classes, seen)
         novelty = Novelty.of(cues_of(left, known.outputs, classes))
         return cls(tapped, near, answer, novelty, HeadFacts(classes, DEFAULT_FALSE_ALARM, sample.seen))
 
@@ -236,15 +238,21 @@ def _check_enough(name: str, rows: int) -> None:
         raise ValueError(f"The {name} parameter must give at least {MIN_ROWS} rows, got {rows}.")
 
 
+def _targets_of(sample: HeadRows) -> Tensor:
+    """Targets of the sample, each as often as it counts."""
+    return sample.expanded(MAX_ANCHORS + MAX_KNOWN_ROWS).targets
+
+
 def _choose_nearness(
-    space: Space, sample: HeadRows, anchors: int, known: HeadRows, classes: bool, seen: bool
+    space: Space, sample: HeadRows, anchors: HeadRows, known: HeadRows, classes: bool, seen: bool
 ) -> Nearness:
     """The posterior under the kernel and lengthscale that make known rows most probable, fitted to the sample."""
+    rows = (anchors.features, sample.features, sample.counts)
     if seen:
-        return Nearness.at(space, DEFAULT_KERNEL, DEFAULT_FACTOR, sample.features[:anchors], sample.features)
+        return Nearness.at(space, DEFAULT_KERNEL, DEFAULT_FACTOR, *rows)
     tried = []
     for kernel, scale in itertools.product(KERNELS, LENGTHSCALE_FACTORS):
-        near = Nearness.at(space, kernel, scale, sample.features[:anchors], sample.features)
-        answer = Answer.fitted(known, near.left(known.features), sample.targets, classes, seen)
+        near = Nearness.at(space, kernel, scale, *rows)
+        answer = Answer.fitted(known, near.left(known.features), _targets_of(sample), classes, seen)
         tried.append((answer.score, near))
     return max(tried, key=lambda pair: pair[0])[1]

@@ -66,6 +66,7 @@ ANSWER = record(
         "power": number(1e-3, 1e3),
         "edge": number(0.0, 1 - 1e-9),
         "temperature": optional(number(1e-12, 1e12)),
+        "shrinks": truth,
         "noise": optional(list_of(number(1e-150, 1e110), shortest=1, longest=MAX_OUTPUTS)),
         "centre": optional(list_of(number(-1e110, 1e110), shortest=1, longest=MAX_OUTPUTS)),
         "spread": optional(list_of(number(0.0, 1e110), shortest=1, longest=MAX_OUTPUTS)),
@@ -85,6 +86,7 @@ HEAD = record(
         "kernel": one_of(*KERNELS),
         "scale": POSITIVE,
         "unit": POSITIVE,
+        "directions": truth,
         "answer": ANSWER,
     }
 )
@@ -98,17 +100,19 @@ def head_rules(content: Json, entries: Mapping[str, Entry]) -> dict[str, TensorR
     """
     HEAD(content, "")
     classes, features, answer = content["classes"], content["features"], content["answer"]
+    directions = content["directions"]
     lists = [answer[name] for name in ("noise", "centre", "spread")]
     require(classes == (answer["temperature"] is not None), "a head for classes, and no other, has a temperature")
     require(all((values is None) == classes for values in lists), "a head for numbers, and no other, has a noise")
+    require(classes or not directions, "a head for numbers has no directions")
     require(classes or len({len(values) for values in lists}) == 1, "the noise must have an entry for each output")
     anchors = rows_of(entries, "anchors", MAX_ANCHORS)
     known = rows_of(entries, "statistic", MAX_REFERENCES)
     rules = {
-        "anchors": TensorRule((anchors, features + classes), -1e60, 1e60),
+        "anchors": TensorRule((anchors, features + directions), -1e60, 1e60),
         "factor": TensorRule((triangle(anchors),), -1e60, 1e60),
-        "centre": TensorRule((2 if classes else features,), -1e60, 1e60),
-        "spread": TensorRule((), 1e-60, 1e60),
+        "centre": TensorRule((2 if directions else features,), -1e60, 1e60),
+        "spread": TensorRule((), 1e-150, 1e60),
         "statistic": TensorRule((known,), 0.0, 1e60, increasing=True),
         **{f"tail{n}": TensorRule((known,), -1e60, 1e60, increasing=True) for n in range(1 + classes)},
     }
@@ -122,12 +126,16 @@ def head_rules(content: Json, entries: Mapping[str, Entry]) -> dict[str, TensorR
 def write_head(path: Path, head: StationaryHead, key: bytes | None = None) -> Path:
     """Writes a head to a file, as a whole or not at all. The same head gives the same bytes."""
     check_key(key)
+    if head._tapped.digest != head._tapped.made_for:
+        raise ValueError(
+            "The network has changed since the head was fitted to it, for instance by training; fit the head again."
+        )
     near, answer, novelty, facts = head._near, head._answer, head._novelty, head._facts
     vectors = {"noise": answer.noise, "centre": answer.centre, "spread": answer.spread}
     content: Json = versions() | {
         "estimator": KIND,
         "constants": CONSTANTS,
-        "network": head._tapped.digest,
+        "network": head._tapped.made_for,
         "layer": head._tapped.name,
         "features": head._tapped.layer.in_features,
         "classes": facts.classes,
@@ -136,7 +144,8 @@ def write_head(path: Path, head: StationaryHead, key: bytes | None = None) -> Pa
         "kernel": near.kernel,
         "scale": near.scale,
         "unit": near.space.unit,
-        "answer": {"power": answer.power, "edge": answer.edge, "temperature": answer.temperature}
+        "directions": near.space.directions,
+        "answer": {name: getattr(answer, name) for name in ("power", "edge", "temperature", "shrinks")}
         | {name: None if value is None else value.tolist() for name, value in vectors.items()},
     }
     tensors = {"anchors": near.phi.anchors, "factor": packed(near.factor)}
@@ -181,7 +190,7 @@ def _tapped(path: Path, network: nn.Module, content: Json) -> Tapped:
     if content["layer"] not in dict(unwrapped(network).named_modules()):
         raise ModelFileError(f"{other}: this one has no layer {content['layer']!r:.100}.")
     tapped = Tapped(network, content["layer"])
-    if tapped.digest != content["network"]:
+    if tapped.made_for != content["network"]:
         raise ModelFileError(f"{other}: parameters or buffers differ.")
     require(tapped.layer.in_features == content["features"], "the features must be those of the network's layer")
     return tapped
@@ -192,8 +201,9 @@ def _build(content: Json, tensors: Tensors, tapped: Tapped) -> StationaryHead:
     tensors = {name: value.to(tapped.device) for name, value in tensors.items()}
     anchors, unit, scale = tensors["anchors"], float(content["unit"]), float(content["scale"])
     classes: bool = content["classes"]
-    require(not classes or float(tensors["centre"][1]) > 0, "the smallest length must be positive")
-    space = Space(classes, tensors["centre"], tensors["spread"], unit)
+    directions: bool = content["directions"]
+    require(not directions or float(tensors["centre"][1]) > 0, "the smallest length must be positive")
+    space = Space(directions, tensors["centre"], tensors["spread"], unit)
     phi = KernelFeatures(KERNELS[content["kernel"]], torch.full_like(anchors[0], scale * unit), anchors)
     factor = unpacked(tensors["factor"], len(anchors))
     require(bool((factor.diagonal() > 0).all()), "the factor must have a positive diagonal")
@@ -204,7 +214,7 @@ def _build(content: Json, tensors: Tensors, tapped: Tapped) -> StationaryHead:
         for name in ("noise", "centre", "spread")
     )
     power, edge = float(described["power"]), float(described["edge"])
-    answer = Answer(power, edge, described["temperature"], noise, centre, spread)
+    answer = Answer(power, edge, described["temperature"], noise, centre, spread, described["shrinks"])
     novelty = Novelty([Tail(tensors[f"tail{n}"]) for n in range(1 + classes)], Tail(tensors["statistic"]))
     facts = HeadFacts(classes, float(content["false_alarm"]), content["rows"])
     head = StationaryHead(tapped, near, answer, novelty, facts)

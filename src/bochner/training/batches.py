@@ -33,11 +33,15 @@ def split_batch(batch: Any) -> tuple[Inputs, Any]:
     if isinstance(batch, Mapping):
         key = next((name for name in LABELS if name in batch), None)
         return ((), {k: v for k, v in batch.items() if k != key}), None if key is None else batch[key]
+    if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[0], tuple | list | Mapping):
+        # As PyTorch gathers rows ((x₁, x₂), y) or ({"a": x₁}, y).
+        return ((), dict(batch[0])) if isinstance(batch[0], Mapping) else (tuple(batch[0]), {}), batch[1]
     if isinstance(batch, tuple | list) and len(batch) > 0 and isinstance(batch[0], Tensor):
         inputs = batch if len(batch) == 1 else batch[:-1]
         return (tuple(inputs), {}), None if len(batch) == 1 else batch[-1]
     raise ValueError(
-        f"A batch must be a tensor, a tuple of tensors or a dictionary, got {type(batch).__name__} instead."
+        "A batch must be a tensor, a tuple of tensors, a dictionary, or a pair of inputs and targets, got "
+        f"{type(batch).__name__} instead."
     )
 
 

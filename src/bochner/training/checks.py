@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bochner.arguments import as_sequence, dense_tensor, finite_tensor
 from bochner.likelihoods import Categorical
@@ -110,9 +110,25 @@ def check_takes(model: Model, x: Tensor) -> None:
     try:
         with torch.no_grad():
             model.eval()(x[:1])
+            _check_end(model.extractor, x[:1])
     finally:
         for module, training in modes:
             module.training = training
+
+
+def _check_end(extractor: nn.Module, x: Tensor) -> None:
+    """Raises a ValueError where a network whose last layer was swapped returns something else than what that layer would see."""
+    name = getattr(extractor, "swapped_layer", None)
+    if name is None:
+        return
+    seen: list[Tensor] = []
+    with extractor.get_submodule(name).register_forward_hook(lambda *call: seen.append(call[-1].clone())):
+        outputs = extractor(x)
+    if not seen or seen[-1].numel() != outputs.numel() or not torch.equal(seen[-1].flatten(), outputs.flatten()):
+        raise ValueError(
+            f"The model parameter must end with the layer {name!r} that swap_head replaced, but what the network returns is not "
+            "what this layer saw. Take away what comes after it, such as a softmax, or name the last layer in head=."
+        )
 
 
 def _check_types(model: Model, x: Tensor, y: Tensor) -> None:

@@ -75,10 +75,10 @@ class Laplace:
         if y is not None:
             x, y = dense_tensor("x", x), dense_tensor("y", y)
         self.single = isinstance(model, Model)
-        self.model = copy.deepcopy(models[0])  # a copy: its hooks and parameters are not shared
-        self.own_data = y is not None and y.ndim == (3 if isinstance(self.model.likelihood, Gaussian) else 2)
         for member in models:
             member.eval()
+        self.model = copy.deepcopy(models[0])  # a copy: its hooks and parameters are not shared
+        self.own_data = y is not None and y.ndim == (3 if isinstance(self.model.likelihood, Gaussian) else 2)
         if self.own_data:
             assert isinstance(x, Tensor)
             assert y is not None

@@ -110,13 +110,17 @@ def _unlink(bias: Tensor) -> Tensor:
 
 
 def taps(model: Model, *, fan_in: bool = False) -> list[Tap]:
-    """All linear and convolutional layers of a network, with the prior precision of each; a warning names others with weights.
+    """All linear and convolutional layers of a network that are not frozen, with the prior precision of each.
+
+    A warning names other layers with weights.
 
     With ``fan_in`` the precision of the extractor's weights is that of the model times the number of inputs of their layer.
     """
     covered: list[Tap] = []
     left_out: list[str] = []
     for name, module in model.named_modules():
+        if isinstance(module, StationaryLayer | nn.Linear | nn.Conv2d | OutputLayer) and _is_frozen(module):
+            continue
         if isinstance(module, StationaryLayer):
             # A phase is uniform on the circle; a Gaussian of the same variance stands for that.
             phase = 3 / math.pi**2 if module.activation.bias == "uniform" else 1.0
@@ -148,7 +152,15 @@ def taps(model: Model, *, fan_in: bool = False) -> list[Tap]:
             "were known. Freeze them (requires_grad=False) to say so; structure='last_layer' covers the output layer alone.",
             stacklevel=3,
         )
+    if not covered:
+        raise ValueError("The model parameter must have a layer that is not frozen (requires_grad), got none.")
     return covered
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Whether a module has parameters, none of which is trained."""
+    parameters = list(module.parameters(recurse=False))
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
 def is_left_out(module: nn.Module) -> bool:
