@@ -213,7 +213,7 @@ FITTED = {
     ),
     "a logger's -999": (
         replaced("temp", lambda f: np.where(f.index % 11 == 0, -999.0, f["age"] * 1.5)),
-        "temp: number; 8 cells are -999, far below all others: is it a word for missing? They count as numbers",
+        "temp: number; 8 cells are -999, far from all others: is it a word for missing? They count as numbers",
     ),
     "one and 1.0": (
         replaced("kind", lambda f: np.resize(["a", "1", "1.0", "b"], len(f))),
@@ -301,7 +301,7 @@ REFUSED = {
     "footnotes": (lambda f: csv(f) + b"Source: own survey\n* estimated\n", ["2 rows", "line 82: 1 cells", "line 83"]),
     "names once more": (
         lambda f: with_line(f, "km,age,brand,listed,garage,price", 40),
-        ["line 41: the target is 'price'"],
+        ["line 41: it repeats the names of the columns"],
     ),
     "sums without a word": (
         lambda f: csv(f) + f"{f['km'].sum()},{f['age'].sum()},,,,{f['price'].sum():.2f}\n".encode(),

@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 
 from bochner import TableClassifier, TableRegressor
 from bochner.cli import app
-from bochner.estimators import Settings
+from bochner.estimators import Settings, StationaryRegressor
 from bochner.estimators.spread import Spread
 from bochner.storage import save
 from bochner.tables.cells import as_number
+from bochner.tables.columns import read_column
 from bochner.tables.dates import read_times
 from bochner.tables.errors import TableError
 from bochner.tables.files.reading import open_table
@@ -275,7 +276,7 @@ def test_numbers_of_the_rows_are_better_than_nothing(columns):
 def test_remarks_on_a_target_are_said():
     numbers = [str(v) for v in range(ROWS)]
     assert Target.learn("y", pd.Series([*numbers, "-999", "-999", ""])).note == (
-        "number; 2 cells are -999, far below all others: is it a word for missing? They count as numbers"
+        "number; 2 cells are -999, far from all others: is it a word for missing? They count as numbers"
     )
     fees = Target.learn("y", pd.Series([*(f"${v}" for v in numbers), "5", "n/a", "ask; or call"]))
     assert fees.note == "number in $; 1 cells without '$', which are taken as they are"
@@ -326,14 +327,18 @@ def test_types_of_pandas_are_understood():
         }
     )
     learnt = Table.learn(table)
-    assert learnt.summary()[:3] == ["choice: 2 categories; 20 missing", "wait: number", "list: dropped, always '[1 2]'"]
+    assert learnt.summary()[:3] == [
+        "choice: 2 categories; 20 missing",
+        "wait: duration → hours",
+        "list: dropped, always '[1 2]'",
+    ]
     assert learnt.transform(table)["wait"][3] == 9.0
     assert all(line.isprintable() for line in learnt.summary())
 
 
 def test_outputs_that_are_the_same_in_every_row_are_dropped():
     texts = [f"{chr(97 + v % 26)}{chr(97 + v // 26)}x q w e" for v in range(ROWS)]
-    assert notes(text=texts)["text"] == "dropped, becomes the same in every row"
+    assert notes(text=texts)["text"] == "dropped, texts that share no words"
 
 
 @pytest.mark.parametrize(
@@ -395,3 +400,99 @@ def test_raw_errors_have_become_words():
         TableRegressor(**QUICK).fit(x, np.ones((60, 2)))
     model = TableRegressor(**QUICK).fit(x.to_dict("list"), y.to_numpy()[:, None])
     assert np.isfinite(model.predict(x.head(2).to_dict("list"))).all()
+
+
+# ------------------------------------------------------------------ what a new user found
+
+
+def test_values_that_training_lacked_are_counted_also_beside_rare_ones():
+    rng = np.random.default_rng(0)
+    kind = np.concatenate([rng.choice(["a", "b", "c"], 180), [f"rare{i}" for i in range(20)]])
+    train = pd.DataFrame({"kind": kind, "plain": rng.choice(["x", "y"], 200), "z": rng.normal(size=200)})
+    table = Table.learn(train)
+    assert next(c for c in table.columns if c.name == "kind").rare == pytest.approx(0.1)
+
+    def lines(**columns):
+        changes = Changes()
+        table.transform(train.assign(**columns), changes)
+        return changes.lines()
+
+    assert lines() == []
+    assert lines(plain=["x"] * 199 + ["q"]) == ["plain: 1 of 200 cells hold values not seen in training, such as 'q'"]
+    some = np.where(np.arange(200) < 80, "new", kind)
+    assert lines(kind=some) == [
+        "kind: 100 of 200 cells hold rare values or some not seen in training, such as 'new', where 20 were to be expected"
+    ]
+    assert lines(kind=np.roll(kind, 5)) == []
+
+
+def test_forms_and_faults_of_columns_are_said():
+    rows = np.arange(ROWS)
+    days = pd.Timestamp("2024-01-01") + pd.to_timedelta(9 * rows, unit="D")
+    zones = [f"{day:%Y-%m-%dT%H:%M:%S}{zone}" for day, zone in zip(days, ["Z", "+09:00"] * ROWS, strict=False)]
+    summer = [f"{day:%Y-%m-%dT%H:%M:%S}{zone}" for day, zone in zip(days, ["+01:00", "+02:00"] * ROWS, strict=False)]
+    said = notes(
+        zones=zones,
+        summer=summer,
+        comma=[f"{1 + i / 100:.3f}".replace(".", ",") if i in (3, 9) else f"{1 + i / 100:.3f}" for i in rows],
+        sentinel=np.where(rows % 9 == 0, "9999", (rows % 7).astype(str)),
+        forever=[f"{day:%Y-%m-%d}" if i % 8 else "9999-12-31" for i, day in enumerate(days)],
+        weeks=[f"2024-W{1 + i % 50:02d}" for i in rows],
+        weekday=[f"{day:%a %d %b %Y}" for day in days],
+        chinese=[f"{day:%Y}年{day:%m}月{day:%d}日" for day in days],
+        income=[f"{i + 1} thousand" if i % 2 else f"0.{i + 1:03d} million" for i in rows],
+    )
+    assert said["zones"].endswith("; several time zones ('+09:00', 'Z'), each of which is taken as local time")
+    assert "time zones" not in said["summer"]
+    assert "are 1030, far above all others: is ',' a decimal sign there?" in said["comma"].replace(",", ",")
+    assert "cells are 9999, far from all others: is it a word for missing?" in said["sentinel"]
+    assert "cells such as 9999-12-31 are far after all others: do they mean no date?" in said["forever"]
+    assert "dates in a form that is not known ('2024-W01', " in said["weeks"]
+    assert said["weekday"].startswith("date → days since first")
+    assert said["chinese"].startswith("date → days since first")
+    assert said["income"] == "number"
+    column = read_column(
+        Table.learn(frame(income=["1 thousand", "0.5 million"] * (ROWS // 2), real=REAL)).columns[0],
+        np.array(["2 thousand", "3 Tsd.", "0.5 million"], dtype=object),
+    )
+    assert column.values["income"].tolist() == [2000.0, 3000.0, 500_000.0]
+
+
+def test_a_quote_that_swallows_rows_is_found(tmp_path):
+    lines = ["x,note,y"] + [f"{i},ok,{i}" for i in range(40)]
+    lines[11], lines[31] = '10,"ok,10', '30,ok",30'
+    (tmp_path / "q.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(
+        TableError, match="line 32: a quote that was opened 20 lines above seems to be closed here only"
+    ):
+        read_training(tmp_path / "q.csv", "y")
+    told = [f'{i},"a story\nof two lines, told",{i}' for i in range(40)]
+    (tmp_path / "t.csv").write_text("x,note,y\n" + "\n".join(told) + "\n")
+    assert len(read_training(tmp_path / "t.csv", "y").y) == 40
+
+
+def test_a_line_of_names_among_classes_is_no_class(tmp_path):
+    lines = ["x,label"] + [f"{i},{'hi' if i % 3 else 'lo'}" for i in range(40)]
+    lines[20] = "x,label"
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(TableError, match="line 21: it repeats the names of the columns"):
+        read_training(tmp_path / "t.csv", "label")
+
+
+def test_a_target_of_one_word_and_empty_cells_is_told_what_to_do(tmp_path):
+    (tmp_path / "t.csv").write_text("z,late\n" + "".join(f"{i},{'x' if i % 2 else ''}\n" for i in range(40)))
+    with pytest.raises(
+        TableError, match="has one value, 'x', and 20 cells without any; if these mean no, write a word"
+    ):
+        read_training(tmp_path / "t.csv", "late")
+
+
+@pytest.mark.parametrize("rows", [40, 100])
+def test_few_rows_of_many_columns_do_not_make_every_new_row_strange(rows):
+    shares = []
+    for seed in range(3):
+        x = np.random.default_rng(seed).normal(size=(rows + 200, 200))
+        model = StationaryRegressor(kernel="rbf", hidden_layer_sizes=(), random_state=0).fit(x[:rows], x[:rows, 0])
+        shares.append(np.mean(model.ood_score(x[rows:]) > model.ood_threshold_))
+        assert np.mean(model.ood_score(10 * x[rows:] + 20) > model.ood_threshold_) == 1
+    assert np.mean(shares) < 0.15

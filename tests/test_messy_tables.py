@@ -302,7 +302,7 @@ def test_columns_are_kept_as_asked(named, tmp_path):
         "phone_cost: number",
         "car: free text → number of words, and whether it has 'red', 'blue', 'old'",
         "code: number",
-        "ad: dropped, becomes the same in every row; it cannot be kept",
+        "ad: dropped, texts that share no words; it cannot be kept",
         "one: dropped, always 1; it cannot be kept",
     ]
 

@@ -430,7 +430,7 @@ def test_a_dataset_and_a_table_of_arrow(folder):
     frame.loc[2500, "b"] = np.nan
     batches = [(frame[at : at + 40].drop(columns="y"), frame["y"][at : at + 40]) for at in range(0, ROWS, 40)]
     with pytest.warns(
-        UserWarning, match="city: 40 cells in a row are no category of training, such as 'x2960'"
+        UserWarning, match="city: 40 of 3000 cells hold values not seen in training, such as 'x2960'"
     ) as said:
         TableRegressor(**options).fit_batches(batches)
     assert "The table differs from the sample that columns are learnt from" in str(said[0].message)

@@ -242,7 +242,7 @@ def test_many_categories_that_no_utf8_can_hold_are_answered_and_noted(model):
     name = next(column.name for column in model.estimator.table_.used if column.kind == "category")
     answer = model.post([{**model.row, name: "\ud800"}] * 25)
     assert answer.status_code == 200
-    assert any(f"{name}: 25 cells in a row are no category of training" in note for note in answer.json()["notes"])
+    assert any(f"{name}: 25 of 25 cells hold values not seen in training" in note for note in answer.json()["notes"])
 
 
 def test_keys_that_the_model_does_not_know_are_noted(model):

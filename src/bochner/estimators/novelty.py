@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MIN_ROWS_PER_INPUT = 2  # rows for each input from which on the leverage of left-out rows is that of new ones
+UNREACHABLE = 1e30  # a leverage that no row has
 RIDGE = 1e-6  # ε over the total weight of the rows; it matters only where columns are linearly dependent
 MAX_REFERENCE_ROWS = 2000  # about the largest number of left-out rows that the leverage is compared with
 
@@ -46,6 +48,9 @@ class Novelty:
         novelty = cls(factor, left.sort().values, left[:0])
         some = slice(None, None, max(1, len(x) // MAX_REFERENCE_ROWS))
         novelty.leverage = novelty.left_out_leverage(x[some], weight[some]).sort().values
+        if len(x) < MIN_ROWS_PER_INPUT * design.shape[1]:
+            # Centred rows, if there are few, lie in each other's span as no new row does: the cue is out of reach for all.
+            novelty.leverage = torch.full_like(novelty.leverage, UNREACHABLE)
         return novelty
 
     def _leverage(self, x: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ TABLE_COLUMN = record(
         "style": one_of(*sorted(STYLES)),
         "parts": list_of(label),
         "levels": list_of(label),
-        "rare": truth,
+        "rare": number(0.0, 1.0),
         "missing": truth,
     }
 )

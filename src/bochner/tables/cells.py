@@ -87,7 +87,9 @@ def _number_pattern(decimal: str, multiples: str) -> re.Pattern[str]:
 
 
 AMOUNT_END = rf"(?=[{BLANKS}]*(?:{CURRENCIES})?\)?$)"
-MULTIPLES = rf"[kKM]|[{BLANKS}]?(?:[bB]n|[mM]illions?|[bB]illions?|M(?:io|rd)\.?)"  # 12k, 1.5M, 3bn
+MULTIPLES = (
+    rf"[kKM]|[{BLANKS}]?(?:[bB]n|[tT]housand|[tT]sd\.?|[mM]illions?|[bB]illions?|M(?:io|rd)\.?)"  # 12k, 1.5M, 3bn
+)
 AMOUNT_MULTIPLES = rf"{MULTIPLES}|[{BLANKS}]?(?:[kKmMbB]|[mM]n)"  # where amounts of money are meant also 1.2m and 2B
 AMOUNTS = "amounts"  # style of a column of numbers in which these are meant everywhere
 THOUSANDS = re.compile(rf"\d[kK]{AMOUNT_END}")
@@ -97,7 +99,7 @@ MEASURE = re.compile(f"{CURRENCIES}|{MEASURES}", re.IGNORECASE)
 ABOUT = re.compile(r"^(?:ca\.?|approx\.?|about|[~≈<>])\s*(?=\D?\d)", re.IGNORECASE)
 BOUND = re.compile(r"\s*[<>]\s*\D?\d")  # <5 and >5
 NO_CENTS = re.compile(r"(?<=\d)[.,][-–—]{1,2}(?=\s|$)")  # 12,- €
-MULTIPLIERS = {"k": 1e3, "m": 1e6, "b": 1e9}  # by the first letter
+MULTIPLIERS = {"k": 1e3, "t": 1e3, "m": 1e6, "b": 1e9}  # by the first letter
 NUMBERS = {
     (decimal, multiples): _number_pattern(decimal, multiples)
     for decimal in ".,"

@@ -40,7 +40,7 @@ class Column:
         first: The first date.
         parts: What dates become ("days", "month", "weekday", "hour"), or the frequent words of a text.
         levels: Categories that are not rare.
-        rare: Whether there are rare categories, which count as one.
+        rare: Share of cells in rare categories, which count as one; 0 where there are none.
         missing: Whether cells were missing in training.
     """
 
@@ -53,7 +53,7 @@ class Column:
     first: str = ""
     parts: tuple[str, ...] = ()
     levels: tuple[str, ...] = ()
-    rare: bool = False
+    rare: float = 0.0
     missing: bool = False
 
     @property
@@ -77,14 +77,14 @@ class Column:
         good = good and all(
             isinstance(texts, list | tuple) and all(isinstance(v, str) for v in texts) for texts in lists
         )
-        good = good and all(isinstance(known[key], bool) for key in ("rare", "missing"))
+        good = good and isinstance(known["missing"], bool) and isinstance(known["rare"], float | int)
         good = good and known["kind"] in KINDS and known["decimal"] in (".", ",") and known["style"] in STYLES
         if good and known["kind"] == "date":
             first = pd.to_datetime(known["first"], errors="coerce")
             good = not pd.isna(first) and len(lists[0]) > 0 and set(lists[0]) <= {"days", *DATE_PARTS}
         if not good:
             raise ValueError(f"the column {known['name']!r:.60} is not as it must be")
-        known |= {"parts": tuple(lists[0]), "levels": tuple(lists[1])}
+        known |= {"parts": tuple(lists[0]), "levels": tuple(lists[1]), "rare": float(known["rare"])}
         return cls(**known)
 
 

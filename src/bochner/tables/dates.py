@@ -4,6 +4,7 @@ All cells of a column are read in one form. ``dateutil`` is not used: it guesses
 in one column are read in different orders, and it reads '1.5' as a day of this month.
 """
 
+import math
 import re
 from collections import Counter
 from typing import Any
@@ -14,7 +15,18 @@ import pandas as pd
 DAYS = (
     "ISO8601",
     *("%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%Y/%m/%d", "%d-%m-%Y", "%m-%d-%Y", "%Y.%m.%d", "%Y%m%d"),
-    *("%d-%b-%y", "%a, %d.%m.%Y", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%b %Y", "%m/%Y", "%b-%y"),
+    *(
+        "%d-%b-%y",
+        "%a, %d.%m.%Y",
+        "%d.%m.%y",
+        "%m/%d/%y",
+        "%d/%m/%y",
+        "%b %Y",
+        "%m/%Y",
+        "%b-%y",
+        "%d %b %y",
+        "%d-%m-%y",
+    ),
 )
 MONTH_WORDS = {  # English, German, French, Spanish, Italian, Portuguese, Dutch
     "Jan": "january januar jänner janvier enero gennaio janeiro januari jan janv ene gen",
@@ -44,7 +56,10 @@ CLOCKS = (
 TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I %p")
 STYLES = frozenset({"ISO8601", *(day + clock for day in DAYS for clock in CLOCKS), *TIMES})
 SWAPPED = {"%d/%m": "%m/%d", "%m/%d": "%d/%m", "%d-%m": "%m-%d", "%m-%d": "%d-%m"}
+WEEKDAY = re.compile(r"^(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\.?,? +(?=[\dA-Z])", re.IGNORECASE)
+CHINESE_DATE = re.compile(r"(\d{4})年(\d{1,2})月(\d{1,2})日")
 ZONE = re.compile(r"([T:]\d\d(?:\d\d){0,2}(?:\.\d+)?) *(?:Z|UTC|GMT|[+-]\d{1,2}(?::?\d{1,2})?)$")
+OFFSET = re.compile(r"(?<=\d)(?:Z|(?<=:\d\d)(?P<hours>[+-]\d{1,2}):?(?P<minutes>\d{2})?)$")
 YEAR = re.compile(r"(?<!\d)(?:19|20)\d\d(?!\d)")
 MONTH = re.compile(r"([^\W\d_]{3,})\.?")
 ORDINAL = re.compile(r"(?<=\d)(?:st|nd|rd|th|º)\b")
@@ -55,7 +70,7 @@ NAMED_DATE = re.compile(
     r"\b(?:(?P<day>\d{1,2})(?P<sign>[ -])(?P<month>[A-Z][a-z]{2})(?P=sign)|(?P<first>[A-Z][a-z]{2}) (?P<later>\d{1,2}),? )"
     r"(?P<year>\d{4})\b"
 )
-LIKE_A_DATE = re.compile(r".*\d.*[-/.: ,].*|\d{8}|[A-Za-z]{3,9}[- ]\d{2,4}")
+LIKE_A_DATE = re.compile(r".*\d.*[-/.: ,].*|\d{8}|[A-Za-z]{3,9}[- ]\d{2,4}|\d{4}年.*")
 MAX_DATE_CHARACTERS = 60  # of a cell that is compared with the pattern above, which takes quadratic time
 
 
@@ -64,7 +79,9 @@ def plain_date(text: str) -> str:
 
     So a column may hold dates with names and dates with numbers. Other names become three English letters: Mar 2024, 12-Mar-24.
     """
-    plain = ZONE.sub(r"\1", text.strip())
+    plain = ZONE.sub(r"\1", WEEKDAY.sub("", text.strip()))
+    if "年" in plain:
+        plain = CHINESE_DATE.sub(r"\1/\2/\3", plain)
     if not MONTH.search(plain):
         return plain
     named = MONTH.sub(lambda word: MONTHS.get(word[1].casefold(), word[0]), plain)
@@ -89,6 +106,16 @@ def read_times(texts: Any, style: str) -> np.ndarray:
     times = pd.to_datetime(pd.Series(texts, dtype=object).str.strip(), format=style, errors="coerce")
     seconds = times.dt.second + times.dt.microsecond / 1e6
     return (times.dt.hour + times.dt.minute / 60 + seconds / 3600).to_numpy(dtype=float)
+
+
+def far_zones(texts: Any) -> list[str]:
+    """The time zones that texts end with, where they differ by more than the hour of a summer time; else none."""
+    found: dict[str, float] = {}
+    for text in texts:
+        if (match := OFFSET.search(text.strip())) is not None:
+            hours, minutes = float(match["hours"] or 0), float(match["minutes"] or 0)
+            found.setdefault(match[0].strip(), hours + math.copysign(minutes / 60, hours))
+    return sorted(found) if found and max(found.values()) - min(found.values()) > 1 else []
 
 
 def _date_marks(text: str) -> frozenset[str]:

@@ -286,6 +286,8 @@ def keep_readable(source: Source, piece: Piece, target: Target, ends: bool = Tru
         ends: Whether the last of the rows is the last of the table, which may hold totals.
     """
     y, bad = target.values(piece.frame[target.name])
+    names_again = repeats_names(piece.frame)
+    bad |= names_again
     totals = ends and is_footer(piece.frame, target.column.decimal)
     bad[-1] |= totals
     blank_rows = 0
@@ -296,12 +298,24 @@ def keep_readable(source: Source, piece: Piece, target: Target, ends: bool = Tru
             blank_rows += 1
             continue
         problem = f"the target '{target.name}' is missing" if not cell.strip() else f"the target is '{cell}'"
+        problem = "it repeats the names of the columns" if names_again[row] else problem
         problem = "it holds totals of the rows above" if totals and row == len(bad) - 1 else problem
         source.bad.append(BadRow(f"{source.unit} {piece.places[int(row)]}", problem, tuple(texts.values())))
     if blank_rows:
         source.notes.append(f"{blank_rows} rows without any cell left out")
     rows = np.nonzero(~bad)[0]
     return y[rows], rows
+
+
+def repeats_names(frame: pd.DataFrame) -> np.ndarray:
+    """Which rows hold the names of the columns once more, as where files were put together, (n,)."""
+    again = np.full(len(frame), frame.shape[1] > 1)
+    for name in frame.columns:
+        if not again.any():
+            break
+        values = as_cells(frame[name])
+        again &= (values == str(name)) if is_text(values) else False
+    return again
 
 
 def keep_known(

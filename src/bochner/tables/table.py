@@ -1,5 +1,6 @@
 """A table understood: what its columns are. Learnt once, kept in the model file as plain data, applied to new tables."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,7 @@ from bochner.tables.targets import Target
 from bochner.tables.understanding import ROW_NUMBERS, adapted, understand, understand_choices
 
 MAX_INPUTS = 2000  # numbers that a row may become
+CHANCE_ERRORS = 3.0  # standard errors above which a number of unseen values is not chance
 MIN_JUDGED_CELLS = 20  # cells from which on a column may be said to have changed its kind
 REWRITTEN = (
     "written in another way than in training"  # what is said of a column whose decimal sign or date format changed
@@ -242,6 +244,8 @@ def _understood(series: Any, signs: "Signs", keep: bool) -> Column:
         column = understand_choices(name, values)
     else:
         column = understand(name, values, signs.decimal, signs.votes[name], keep)
+    if column.kind == "number" and pd.api.types.is_timedelta64_dtype(series.dtype):
+        column = replace(column, note=column.note.replace("number", "duration → hours", 1))
     if column.kind != "dropped" and holds_lists(series):
         column = Column(name, "dropped", "dropped, holds lists or records")
     return replace(column, note=f"{column.note}; it cannot be kept") if keep and column.kind == "dropped" else column
@@ -297,7 +301,8 @@ class Changes:
         missing: Number of cells without a value, by column that had none in training.
         units: The new unit and the unit in training, by column.
         bare: Number of cells that lack the unit of training and that unit, by column.
-        strange: Number of cells in pieces without a category of training, and the first such cell, by column.
+        unseen: Number of cells in no category of training that is not rare, and the first such cell, by column.
+        rare: Share of such cells in training, by column.
     """
 
     def __init__(self) -> None:
@@ -310,7 +315,8 @@ class Changes:
         self.missing: Counter[str] = Counter()
         self.units: dict[str, tuple[str, str]] = {}
         self.bare: dict[str, tuple[int, str]] = {}
-        self.strange: dict[str, tuple[int, str]] = {}
+        self.unseen: dict[str, tuple[int, str]] = {}
+        self.rare: dict[str, float] = {}
 
     def add(self, column: Column, values: Any, read: Read) -> bool:
         """Counts the cells of one more piece of a column; True where most cells so far cannot be read as in training."""
@@ -321,12 +327,8 @@ class Changes:
             self.unreadable[column.name] = (before + wrong, first)
         if not column.missing and read.absent.any():
             self.missing[column.name] += int(read.absent.sum())
-        if column.kind == "category" and (count := int((~read.absent).sum())) >= MIN_JUDGED_CELLS:
-            if set(column.levels).isdisjoint(
-                read.values[column.name].tolist()
-            ):  # not by pandas: a request may hold half a letter
-                before, first = self.strange.get(column.name, (0, cells.as_text(values[int((~read.absent).argmax())])))
-                self.strange[column.name] = (before + count, first)
+        if column.kind == "category":
+            self._count_unseen(column, values, read)
         if is_text(values):  # a number in a request is in the unit that the service names
             unit, bare = changed_units(column, values)
             if unit is not None:
@@ -334,6 +336,17 @@ class Changes:
             self.add_bare(column.name, bare, column.unit)
         present, (wrong, _) = self.present[column.name], self.unreadable.get(column.name, (0, ""))
         return present >= MIN_JUDGED_CELLS and wrong > UNREADABLE_SHARE * present
+
+    def _count_unseen(self, column: Column, values: Any, read: Read) -> None:
+        """Counts cells in no category of training that is not rare."""
+        known, levels = frozenset(column.levels), read.values[column.name].tolist()
+        unseen = [at for at in np.nonzero(~read.absent)[0].tolist() if levels[at] not in known]
+        if unseen:
+            before, first = self.unseen.get(column.name, (0, cells.as_text(values[unseen[0]])))
+            self.unseen[column.name] = (before + len(unseen), first)
+            # Where all of many rows are such, it is no chance, however many there were in training.
+            by_chance = len(unseen) < max(MIN_JUDGED_CELLS, int((~read.absent).sum()))
+            self.rare[column.name] = min(self.rare.get(column.name, 1.0), column.rare if by_chance else 0.0)
 
     def add_bare(self, name: str, count: int, unit: str) -> None:
         """Counts cells of a column that lack the unit of training."""
@@ -347,9 +360,11 @@ class Changes:
         for name, (count, example) in other.unreadable.items():
             before, first = self.unreadable.get(name, (0, example))
             self.unreadable[name] = (before + count, first)
-        for name, (count, example) in other.strange.items():
-            before, first = self.strange.get(name, (0, example))
-            self.strange[name] = (before + count, first)
+        for name, (count, example) in other.unseen.items():
+            before, first = self.unseen.get(name, (0, example))
+            self.unseen[name] = (before + count, first)
+        for name, share in other.rare.items():
+            self.rare[name] = min(share, self.rare.get(name, 1.0))
         self.units = other.units | self.units
         for name, (count, unit) in other.bare.items():
             self.add_bare(name, count, unit)
@@ -369,8 +384,21 @@ class Changes:
             for name, (now, before) in self.units.items()
         ]
         bare = [_describe_bare(name, count, unit) for name, (count, unit) in self.bare.items()]
-        strange = [
-            f"{name}: {count} cells in a row are no category of training, such as '{shown(example)}'"
-            for name, (count, example) in self.strange.items()
-        ]
-        return [printable(line) for line in unreadable + missing + units + bare + strange]
+        return [printable(line) for line in unreadable + missing + units + bare + self._unseen_lines()]
+
+    def _unseen_lines(self) -> list[str]:
+        """What is said of cells in no category of training; of columns with rare ones where there are more than by chance."""
+        lines = []
+        for name, (count, example) in self.unseen.items():
+            present, share = self.present[name], self.rare[name]
+            expected = present * share
+            if not share:
+                lines.append(
+                    f"{name}: {count} of {present} cells hold values not seen in training, such as '{shown(example)}'"
+                )
+            elif count > expected + CHANCE_ERRORS * math.sqrt(expected * (1 - share) + 1):
+                lines.append(
+                    f"{name}: {count} of {present} cells hold rare values or some not seen in training, such as "
+                    f"'{shown(example)}', where {expected:.0f} were to be expected"
+                )
+        return lines

@@ -66,6 +66,11 @@ class Target:
         labels = _as_labels(values, target_cells)[present]
         sign = column.decimal if column.kind == "number" else "."
         classes = sorted(set(cells.once_each(labels, lambda text: plain_form(text, sign)).tolist()))
+        if len(classes) == 1 and not present.all():
+            raise TableError(
+                f"The target '{name}' has one value, {listed(classes)}, and {int((~present).sum())} cells without any; if these "
+                "mean no, write a word for it there."
+            )
         if len(classes) < 2:
             raise TableError(
                 f"The target '{name}' has the same value in every row ({listed(classes) or 'none'}); there is nothing to learn."

@@ -33,7 +33,8 @@ SENTENCE_WORDS = 3  # mean words a cell from which on texts that all differ are 
 MAX_TEXT_WORDS = 8  # frequent words of a free text that become columns
 WORD_SHARES = (0.05, 0.8)  # shares of rows in which such a word must be
 CODE_SHARE = 0.02  # share of different cells that must begin with a zero for a column to hold codes
-CODES_FOR_MISSING = (-99.0, -999.0, -9999.0, -99999.0)  # that instruments and surveys write for a missing number
+# Numbers that instruments, surveys and data bases write for a missing one.
+CODES_FOR_MISSING = frozenset({*(-(10.0**k - 1) for k in range(2, 8)), *(10.0**k - 1 for k in range(3, 11)), 1e10})
 COUNTING_SHARE = 0.95  # share of steps of one between numbers that count the rows
 MIN_ROW_NUMBERS = 10  # whole numbers that follow each other from which on they number the rows
 ID_WORDS = frozenset({"id", "ids", "uuid", "guid", "identifier", "sku", "unnamed"})
@@ -42,7 +43,11 @@ ID_NAMES = frozenset({"index", "idx", "no", "nr"})  # as the whole name
 CODE_WORDS = frozenset({"zip", "zipcode", "plz", "postcode", "postal", "phone", "tel", "mobile", "fax"})
 CODE_DIGITS = 4  # least number of digits of most values in a column of such codes
 TIME_WORDS = frozenset({"year", "month", "week", "day", "hour", "time", "date", "quarter", "jahr", "monat", "t"})
+FAR_YEAR = 2200  # first year that stands for no date at all, as in 9999-12-31
 ROW_NUMBERS = "dropped, numbers the rows"  # how the note of such a column begins
+FAR_GROUPED = (
+    50.0  # times that numbers with a sign between thousands are larger than all others where a note asks about it
+)
 PLAIN_YEARS = (2000, 2039)  # first and last year that everybody writes with two digits
 
 
@@ -64,7 +69,8 @@ def understand(
     read = read_column(column, values)
     if not (absent := int(read.absent.sum())):
         constant = all(len(pd.unique(part)) == 1 for part in read.values.values())
-        return replace(column, kind="dropped", note="dropped, becomes the same in every row") if constant else column
+        why = "texts that share no words" if column.kind == "text" else "becomes the same in every row"
+        return replace(column, kind="dropped", note=f"dropped, {why}") if constant else column
     return replace(column, note=f"{column.note}; {absent} missing", missing=True)
 
 
@@ -87,7 +93,12 @@ def _classify(name: str, values: Any, decimal: str | None, votes: cells.Votes, k
     column = _as_numbers(name, values, levels, votes, decimal, keep) or _as_dates(name, values, levels)
     column = column or _as_texts(name, present, missing, keep)
     if column.kind == "dropped" and not column.parts and dates.are_like_dates(levels, READABLE_SHARE):
-        some = listed(sorted(levels.tolist(), key=lambda text: dates.date_form(text))[:: max(1, len(levels) - 1)][:2])
+        ordered = sorted(levels.tolist(), key=dates.date_form)
+        some = listed(ordered[:: max(1, len(levels) - 1)][:2])
+        if dates.date_form(ordered[0]) == dates.date_form(ordered[-1]):
+            return replace(
+                column, note=f"dropped, dates in a form that is not known ({some}); write them as 2024-01-31"
+            )
         return replace(column, note=f"dropped, dates written in several ways ({some}); write them in one")
     return column
 
@@ -162,9 +173,25 @@ def _as_numbers(
         remarks.append(f"{len(bounds)} cells such as {shown(bounds[0].strip())} are taken as {value:g}")
     if len(unreadable):
         remarks.append(_describe_unreadable(unreadable))
+    if grouped := _far_grouped(levels, numbers[readable], decimal):
+        remarks.append(grouped)
     for remark in remarks:
         column = _with_remark(column, remark)
     return replace(column, decimal=decimal, style=cells.AMOUNTS if amounts and column.kind == "number" else "")
+
+
+def _far_grouped(levels: np.ndarray, numbers: np.ndarray, decimal: str) -> str:
+    """What is said of numbers such as 1,500 that lie far above all others, such as 1.400: the comma may be a decimal sign."""
+    mark = {".": ",", ",": "."}[decimal]
+    grouped = [text for text in levels if mark in text and decimal not in text]
+    values = cells.read_numbers(grouped, decimal) if grouped else np.zeros(0)
+    least = np.abs(values[np.isfinite(values)]).min(initial=np.inf)
+    others = np.abs(numbers[np.abs(numbers) < least])
+    if not np.isfinite(least) or not len(others) or least < FAR_GROUPED * others.max():
+        return ""
+    number = int((np.abs(numbers) >= least).sum())
+    cell = shown(grouped[0])
+    return f"{number} cells such as '{cell}' are {values[0]:g}, far above all others: is '{mark}' a decimal sign there?"
 
 
 def _have_zeros_in_front(levels: np.ndarray) -> bool:
@@ -229,21 +256,25 @@ def _number(name: str, numbers: np.ndarray, what: str, unit: str, keep: bool) ->
             return _category(name, np.array([plain_form(str(v)) for v in present], dtype=object), missing)
         if codes:
             return Column(name, "dropped", f"dropped, {len(levels)} different codes")
-    if count := count_codes_for_missing(present):
-        what += f"; {count} cells are {present.min():g}, far below all others: is it a word for missing? They count as numbers"
+    if code := code_for_missing(present):
+        what += (
+            f"; {code[1]} cells are {code[0]:g}, far from all others: is it a word for missing? They count as numbers"
+        )
     if not keep and not unit and _are_row_numbers(name, numbers):
         return Column(name, "dropped", f"{ROW_NUMBERS} ({present[0]:g} to {present[-1]:g})")
     return Column(name, "number", what, unit=unit, missing=missing)
 
 
-def count_codes_for_missing(present: np.ndarray) -> int:
-    """How many numbers are -99, -999, -9999 or so, where all others lie closer together than to it; else 0."""
-    least = present.min()
-    others = present[present != least]
-    count = len(present) - len(others)
-    if least not in CODES_FOR_MISSING or count < 2 or not len(others):
-        return 0
-    return count if others.min() - least > others.max() - others.min() else 0
+def code_for_missing(present: np.ndarray) -> tuple[float, int] | None:
+    """The least or largest number and how often it comes, where it is -99, 999, 9999 or so and far from all others."""
+    for code in (float(present.min()), float(present.max())):
+        others = present[present != code]
+        count = len(present) - len(others)
+        if code not in CODES_FOR_MISSING or count < 2 or not len(others):
+            continue
+        if min(abs(others.min() - code), abs(others.max() - code)) > others.max() - others.min():
+            return code, count
+    return None
 
 
 def _describe_ids(levels: np.ndarray, present: np.ndarray) -> str:
@@ -294,6 +325,8 @@ def _as_dates(name: str, values: np.ndarray, levels: np.ndarray) -> Column | Non
         column, unread = _date(name, days, style, f" ({order}, which the cells leave open)" * unclear), days.isna()
         if "%y" in style and not ((days.year >= PLAIN_YEARS[0]) & (days.year <= PLAIN_YEARS[1]))[days.notna()].all():
             column = _with_remark(column, "years of two digits: 69-99 are 19.., 00-68 are 20..")
+        if len(zones := dates.far_zones(levels)) > 1:
+            column = _with_remark(column, f"several time zones ({listed(zones)}), each of which is taken as local time")
     elif (style := dates.time_style(levels, READABLE_SHARE)) is not None:
         unread = np.isnan(dates.read_times(values, style))
         column = Column(name, "time", "time → hours", style=style, missing=bool(unread.any()))
@@ -316,6 +349,8 @@ def _date(name: str, days: pd.DatetimeIndex, style: str, remark: str) -> Column:
     ]
     shown_parts = ", ".join(["days since first", *parts[1:]])
     first, missing = str(present.min()), len(present) < len(days)
+    if far := int((np.asarray(present.year) >= FAR_YEAR).sum()):
+        remark += f" ({far} cells such as {str(present.max())[:10]} are far after all others: do they mean no date?)"
     return Column(
         name, "date", f"date{remark} → {shown_parts}", style=style, first=first, parts=tuple(parts), missing=missing
     )
@@ -346,12 +381,13 @@ def _category(name: str, present: np.ndarray, missing: bool) -> Column:
     if len(counts) - len(frequent) < 2 and len(counts) <= MAX_LEVELS:
         frequent = list(counts)
     rare = len(counts) - len(frequent)
+    share = 1 - sum(counts[level] for level in frequent) / len(present) if rare else 0.0
     note = f"{len(counts)} categories" + (f", of which {rare} are rare and count as one" if rare else "")
     if (merged := len(set(plain.tolist())) - len(counts)) > 0:
         note += f"; upper and lower case are one ({merged} spelling{'s' * (merged > 1)})"
     if equal := _equal_numbers(present, plain):
         note += f"; {listed(equal)} are one category"
-    return Column(name, "category", note, levels=tuple(sorted(frequent)), rare=rare > 0, missing=missing)
+    return Column(name, "category", note, levels=tuple(sorted(frequent)), rare=share, missing=missing)
 
 
 def _equal_numbers(present: np.ndarray, plain: np.ndarray) -> list[str]:

@@ -24,6 +24,7 @@ ENCODING_NAMES = {"utf-8": "", "cp1252": "Latin-1 (Windows-1252)", "latin-1": "L
 BYTE_ORDER_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 BYTE_ORDER_MARK = "\ufeff"  # the mark after decoding
 SAMPLE_BYTES = 2**18  # bytes from which the encoding is detected
+SWALLOWED_ROWS = 3  # lines within a cell that look like rows from which on a stray quote is suspected
 SAMPLE_ROWS = 200  # rows from which the delimiter is detected
 MIN_REGULAR_SHARE = 0.8  # smallest share of rows with the usual number of cells for a delimiter to be accepted
 
@@ -121,7 +122,19 @@ def read_rows(path: Path, dialect: Dialect) -> Iterator[Row]:
         if before and cells:
             before, width = before - 1, len(cells)
         blank = not before and width > 1 and len(cells) == 1 and not cells[0].strip()
+        if isinstance(cells, list) and not before and _swallows_rows(cells, dialect.delimiter, width):
+            lines = sum(cell.count("\n") for cell in cells)
+            cells = f"a quote that was opened {lines} lines above seems to be closed here only"
         yield line, [] if blank else cells
+
+
+def _swallows_rows(cells: list[str], delimiter: str, width: int) -> bool:
+    """Whether a cell of several lines holds whole rows: lines with as many delimiters as the line of names."""
+    for cell in cells if width > 1 else []:
+        inner = cell.split("\n")[1:-1] if "\n" in cell else []
+        if len(inner) >= SWALLOWED_ROWS and all(line.count(delimiter) == width - 1 for line in inner):
+            return True
+    return False
 
 
 def _read_records(path: Path, dialect: Dialect) -> Iterator[Row]:
