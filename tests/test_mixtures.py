@@ -306,3 +306,16 @@ def test_networks_train_in_rounds_until_rows_they_have_not_seen_say_stop(monkeyp
     slopes = iter([(np.nan, np.nan)])
     task.settings = Settings(most_rounds=1)
     extractors._train(models, (x, y), None, judging, options, task)
+
+
+@pytest.mark.parametrize("level", [1e-20, 1e-15, 1e-6])
+def test_quantiles_far_in_the_tails_are_right(level):
+    mean = torch.zeros(2, 1, dtype=torch.float64)
+    std = torch.tensor([[1.0], [1.2]], dtype=torch.float64)
+    plain = TargetMap.learn("identity", np.array([-1.0, 1.0]), np.ones(2))
+    mixture = NormalMixture(torch.tensor([0.5, 0.5], dtype=torch.float64), mean, std, (plain, plain))
+    expected = brentq(lambda y: np.log(0.5 * norm.cdf(y) + 0.5 * norm.cdf(y / 1.2)) - np.log(level), -15, 0, xtol=1e-13)
+    low, high = mixture.quantiles([level, 1 - level if level > 1e-16 else 1 - 1e-6])[0].tolist()
+    assert low == pytest.approx(expected, rel=1e-9)
+    if level == 1e-6:
+        assert high == pytest.approx(-expected, rel=1e-9)

@@ -504,7 +504,7 @@ def test_batches_that_change_between_the_passes_leave_the_estimator_as_it_was():
     x, y = make_rows(80)
     model = StationaryRegressor(**OPTIONS | {"hidden_layer_sizes": ()}).fit(x, y)
     before = model.predict(x)
-    with pytest.raises(ValueError, match="None of the rows that judge came again: the rows must be the same"):
+    with pytest.raises(ValueError, match="must give the same rows each time that it is gone through, got others"):
         model.fit_batches(Changing(fewer=False))
     with pytest.raises(ValueError, match=r"must give the same rows each time .* got 900 rows and then 500"):
         model.fit_batches(Changing(fewer=True))
@@ -684,11 +684,11 @@ def test_a_worker_killed_half_way_changes_nothing_and_paths_may_be_relative(
     marker = str(tmp_path / "died")
 
     class DiesOnce(streamed_tables._Learning):  # a class inside a function travels to the workers as it is
-        def __call__(self, numbered):
-            if numbered[0] == 3 and not Path(marker).exists():
+        def __call__(self, task):
+            if task.number == 3 and not Path(marker).exists():
                 Path(marker).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            return super().__call__(numbered)
+            return super().__call__(task)
 
     monkeypatch.setattr(streamed_tables, "_Learning", DiesOnce)
     monkeypatch.chdir(folder.parent)  # the workers are where the cluster was started
@@ -789,3 +789,58 @@ def test_the_first_batch_needs_every_class():
     x, y = make_rows(40)
     with pytest.raises(ValueError, match="first y must hold a row of every class, and lacks '7'"):
         StationaryClassifier(hidden_layer_sizes=()).partial_fit(x, y > 0, classes=[False, True, 7])
+
+
+# ------------------------------------------------------------------ what a hostile reader found
+
+
+def test_batches_whose_columns_come_in_another_order_are_aligned():
+    x, y = make_rows(900)
+    frame = pd.DataFrame(x)  # columns without text names
+    same = in_batches(frame, pd.Series(y))
+    other = [(X if number % 2 else X[[2, 0, 1]], target) for number, (X, target) in enumerate(same, start=1)]
+    model = StationaryRegressor(**OPTIONS | {"hidden_layer_sizes": ()})
+    expected = model.fit_batches(same).predict(frame[:20])
+    np.testing.assert_array_equal(model.fit_batches(other).predict(frame[:20]), expected)
+
+
+def test_a_dash_is_a_category_in_every_piece_where_it_is_one(tmp_path):
+    rng = np.random.default_rng(0)
+    sign = np.repeat(["+", "-"], 1500)
+    frame = pd.DataFrame({"test": sign, "age": rng.normal(size=3000)})
+    frame["y"] = 10 * (sign == "+") + 0.3 * rng.normal(size=3000)
+    frame["sign"] = sign
+    (tmp_path / "t").mkdir()
+    for number in range(6):
+        frame[500 * number : 500 * number + 500].to_csv(tmp_path / "t" / f"{number}.csv", index=False)
+    done = fit_folder(tmp_path / "t", tmp_path / "m.bochner", drop=("sign",))
+    assert done.metrics["rmse"] < 0.4
+    assert "missing" not in "".join(done.summary)
+    (means,) = {round(float(v), 1) for v in done.model.predict(frame.iloc[[1600]])}
+    assert abs(means) < 0.5  # alone, without a '+' beside it
+    done = fit_folder(tmp_path / "t", tmp_path / "c.bochner", target="sign", drop=("test",))
+    assert done.metrics["accuracy"] > 0.95
+
+
+def test_a_last_row_of_totals_is_refused_as_in_memory(tmp_path):
+    frame = make_frame(2000)[["a", "b", "y"]].assign(place="north")
+    frame.loc[len(frame)] = {"a": np.nan, "b": np.nan, "y": frame["y"].sum(), "place": "Total"}
+    path = tmp_path / "t.csv"
+    frame.to_csv(path, index=False)
+    with pytest.raises(TableError, match="line 2002: it holds totals of the rows above"):
+        fit_folder(path, tmp_path / "m.bochner")
+    done = fit_folder(path, tmp_path / "m.bochner", skip_bad=True)
+    assert done.fitted.learnt == 2000 - done.metrics["rows"]
+
+
+def test_rows_that_come_twice_say_no_more_than_once():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3))
+    y = np.sin(2 * x[:, 0]) + x[:, 1] + 0.3 * rng.normal(size=120)
+    options = OPTIONS | {"hidden_layer_sizes": (), "settings": None}
+    once = StationaryRegressor(**options).fit(x[:80], y[:80])
+    twice = StationaryRegressor(**options).fit(np.tile(x[:80], (2, 1)), np.tile(y[:80], 2))
+    weighted = StationaryRegressor(**options).fit(x[:80], y[:80], sample_weight=np.full(80, 2.0))
+    np.testing.assert_allclose(weighted.predict(x), twice.predict(x))
+    assert twice.noise_ == pytest.approx(once.noise_, rel=0.3)
+    assert float(np.mean(twice.log_prob(x[80:], y[80:]))) > float(np.mean(once.log_prob(x[80:], y[80:]))) - 0.2

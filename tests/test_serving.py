@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -519,3 +520,53 @@ def test_a_signal_ends_the_server_after_what_is_in_flight(model):
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM
     assert said == "bochner: stopped by SIGTERM; every request that had come was answered\n"
+
+
+# ------------------------------------------------------------------ what a hostile reader found
+
+
+def test_an_object_of_many_keys_is_refused_at_once(model):
+    pairs = ",".join(f'"k{number}":0' for number in range(100_000))
+    began = time.perf_counter()
+    answer = model.post(f'{{{pairs},"k99999":1}}')
+    assert answer.status_code == 400
+    assert "has the key 'k99999' more than once" in answer.json()["error"]
+    assert time.perf_counter() - began < 5  # seconds; it took minutes
+
+
+@pytest.mark.parametrize("coverage", ["0.9999999999999999", "1", "0"])
+def test_a_coverage_without_an_upper_end_is_refused(coverage, model):
+    answer = model.post([model.row], f"?coverage={coverage}")
+    assert answer.status_code == 422
+    assert "must lie between 0 and 1" in answer.json()["error"]
+    with pytest.raises(ValueError, match="coverage parameter must lie between 0 and 1"):
+        model.estimator.predict_interval(flats(3)[0], coverage=float(coverage))
+
+
+def test_a_client_that_hangs_up_is_no_failure_of_the_server():
+    async def hang_up():
+        messages = iter([{"type": "http.request", "body": b"[", "more_body": True}, {"type": "http.disconnect"}])
+
+        async def receive():
+            return next(messages)
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/predict", "headers": headers, "query_string": b""}
+        await serving.read_body(Request(scope, receive), 1000)
+
+    with pytest.raises(RequestError, match="hung up") as caught:
+        asyncio.run(hang_up())
+    assert caught.value.status == 499
+
+
+@pytest.mark.parametrize("coverage", [0.9, 0.999999])
+def test_answers_agree_at_training_rows_and_beside_them(coverage, models):
+    for model in models.values():
+        estimator = model.estimator.estimator_
+        fast, inputs = quick(estimator), estimator._inputs(model.estimator.clean(flats()[0]))
+        with one_thread(), torch.inference_mode():
+            for rows in (inputs, inputs + 1e-3, 2 * inputs, inputs.flip(0) * 0.7):
+                exact, found = (forecast(e, rows, coverage=coverage) for e in (estimator, fast))
+                unit = 1.0 if hasattr(estimator, "classes_") else exact.values[:, 1:2]
+                assert (abs(exact.values - found.values) <= 1e-4 * unit).all()
+                assert ((exact.scores > estimator.ood_threshold_) == (found.scores > estimator.ood_threshold_)).all()

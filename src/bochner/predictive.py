@@ -150,9 +150,14 @@ def joined(parts: Sequence[Answer]) -> Answer:
     return replace(first, **values)  # pyright: ignore[reportArgumentType]
 
 
+def is_coverage(value: Any) -> bool:
+    """Whether a number can be the probability of an interval: its upper end is a quantile below 1, also when rounded."""
+    return isinstance(value, Real) and 0 < float(value) and 0.5 + float(value) / 2 < 1
+
+
 def central_interval(mean: Any, std: Any, coverage: float) -> tuple[Any, Any]:
     """Ends of the interval about the mean that holds a Gaussian with probability ``coverage``; arrays or tensors."""
-    if not isinstance(coverage, Real) or not 0 < coverage < 1:
+    if not is_coverage(coverage):
         raise ValueError(f"The coverage parameter must lie between 0 and 1, got {coverage!r} instead.")
     half = NormalDist().inv_cdf(0.5 + float(coverage) / 2) * std
     return mean - half, mean + half

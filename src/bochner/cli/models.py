@@ -276,7 +276,7 @@ def predict(
     Example:
         bochner predict model.bochner new.csv --out predictions.csv --report predictions.html
     """
-    if not 0 < coverage < 1:
+    if not 0 < coverage or not 0.5 + coverage / 2 < 1:  # its upper end is a quantile below 1, also when rounded
         raise ValueError(f"The option --coverage must lie between 0 and 1, got {coverage} instead.")
     out = out or _default_output(table)
     if out == STDOUT and as_json:

@@ -6,6 +6,7 @@ The weights maximise the probability of rows that the members have not learnt fr
 counts as one row in favour of each member.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -112,7 +113,9 @@ class NormalMixture:
         upper = torch.where(z > 0, -1.0, 1.0).to(low)  # the upper tail is searched from above: 1 − tiny has no digits
 
         def error_at(y: Tensor) -> Tensor:
-            tails = torch.special.ndtr(upper[..., None] * self._standard(y))
+            tails = 0.5 * torch.erfc(
+                -math.sqrt(0.5) * upper[..., None] * self._standard(y)
+            )  # ndtr has no digits below 1e-14
             # A product for each level: in a product of all levels together the last digits would depend on their number.
             share = torch.stack([self.weight @ part for part in tails])
             return (upper * torch.special.ndtri(share)).clamp(-MAX_NORMAL, MAX_NORMAL) - z

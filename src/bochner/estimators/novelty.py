@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 MIN_ROWS_PER_INPUT = 2  # rows for each input from which on the leverage of left-out rows is that of new ones
+TIE = 1e-4  # relative difference of two cues below which they are the same: few different rows have many equal cues
 UNREACHABLE = 1e30  # a leverage that no row has
 RIDGE = 1e-6  # ε over the total weight of the rows; it matters only where columns are linearly dependent
 MAX_REFERENCE_ROWS = 2000  # about the largest number of left-out rows that the leverage is compared with
@@ -79,7 +80,7 @@ def _with_constant(x: Tensor) -> Tensor:
 def _share_beyond(reference: Tensor, value: Tensor) -> Tensor:
     """Share of reference rows whose cue is at least as large; beyond the largest one the share falls as one over the cue."""
     count = len(reference)
-    beyond = count - torch.searchsorted(reference, value, side="left")
+    beyond = count - torch.searchsorted(reference, (1 - TIE) * value, side="left")
     outside = reference[-1] / value.clamp(min=1e-300)
     return torch.where(beyond > 0, (beyond + 1.0) / (count + 1), outside.clamp(max=1.0) / (count + 1))
 

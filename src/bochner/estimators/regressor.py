@@ -27,6 +27,7 @@ from bochner.estimators.regression import RegressionMixture, fit_targets, mapped
 from bochner.estimators.targets import as_tensor
 from bochner.members.features import FEATURE_CHUNK_ROWS
 from bochner.members.member import Inputs, Member
+from bochner.predictive import is_coverage
 
 ROOT_JITTER = 1e-9  # of the mean variance: keeps covariances of many rows positive definite
 
@@ -162,6 +163,8 @@ class StationaryRegressor(RegressorMixin, StationaryEstimator):
     def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
         """Ends, (n, 2), of the central interval that holds the target with probability ``coverage``."""
         coverage = check_number("coverage", coverage, 0, 1, "lie between 0 and 1")
+        if not is_coverage(coverage):  # so near to 1 that the upper end would be a quantile of 1
+            raise ValueError(f"The coverage parameter must lie between 0 and 1, got {coverage!r} instead.")
         return self.predict_quantiles(X, (0.5 - coverage / 2, 0.5 + coverage / 2))
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:

@@ -158,6 +158,9 @@ def tune(
 ) -> Hyperparameters:
     """The most probable hyperparameters given the rows. No row is held out.
 
+    Weights count in proportion to their mean: a table whose rows all come twice says no more than each of them once, for copies
+    would be evidence of targets without noise.
+
     Args:
         rows: Rows to learn from.
         spectrum: The kernel's spectral density.
@@ -166,6 +169,7 @@ def tune(
         settings: For the prior spread of columns and the number of steps.
         columns_move: Whether the lengthscale of each column is tuned. Otherwise only the common one is, and ratios stay.
     """
+    rows = TrainingRows(rows.x, rows.y, rows.weight / rows.weight.mean())
     theta = start.vector
     free = np.ones(len(theta), dtype=bool)
     free[1:-2] = columns_move

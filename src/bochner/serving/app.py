@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bochner
@@ -29,7 +30,10 @@ PATHS = ("/predict", "/health", "/model", "/metrics", "/openapi.json")
 Coverage = Annotated[
     float,
     Query(
-        gt=0, lt=1, allow_inf_nan=False, description="Probability of the interval from low to high; not for classes."
+        gt=0,
+        lt=1 - 1e-15,
+        allow_inf_nan=False,
+        description="Probability of the interval from low to high; not for classes.",
     ),
 ]
 
@@ -147,6 +151,8 @@ async def read_body(request: Request, largest: int) -> bytes:
                     break
                 if size <= largest:
                     parts.append(part)
+    except ClientDisconnect as error:
+        raise RequestError("The client has hung up before its body was complete.", 499) from error
     except TimeoutError as error:
         raise RequestError(f"The body did not arrive within {BODY_SECONDS:g} seconds.", 408) from error
     if size > largest:

@@ -7,6 +7,7 @@ that cannot be read makes its row a bad one here, and counts as missing there.
 import copy
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NoReturn
@@ -124,8 +125,7 @@ def _with_different_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object whose keys differ."""
     row = dict(pairs)
     if len(row) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
         raise RequestError(f"An object of the body has the key '{shown(twice)}' more than once.", 400)
     return row
 

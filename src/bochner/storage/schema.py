@@ -283,7 +283,8 @@ def _check_table_column(column: Json) -> None:
     _different(parts, f"the parts of {where}")
     _different(levels, f"the levels of {where}")
     _check_label_memory(levels, f"the levels of {where}")
-    require(kind in ("date", "text") or not parts, f"{where} must have no parts")
+    dash = kind == "category" and parts == ["-"]  # a class that is called so
+    require(kind in ("date", "text") or not parts or dash, f"{where} must have no parts")
     require(kind == "category" or not levels, f"{where} must have no levels")
     require(kind == "number" or column["style"] != cells.AMOUNTS, f"{where} must have no style of numbers")
     if kind == "time":

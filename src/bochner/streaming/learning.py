@@ -1,5 +1,6 @@
 """A fit to rows that come in batches: a sample of them is fitted, and then the heads learn from all rows."""
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -7,7 +8,9 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import torch
+from pandas.util import hash_pandas_object
 
 from bochner.estimators.base import TrainingData
 from bochner.estimators.checks import check_row_weights, check_same_rows
@@ -42,6 +45,7 @@ from bochner.streaming.sample import Sample
 Batch = tuple[Any, Any, Any]  # rows, targets, weights or None
 BATCH_ROWS = 20_000  # rows of an Arrow dataset that are read at a time
 PROGRESS_ROWS = 1_000_000  # rows between two lines of progress
+HASH_ROWS: Any = hash_pandas_object  # pandas declares no type of it
 MAX_PASSES = 8  # passes over all rows in which heads for classes look for their modes
 MIN_GAIN = 1e-3  # nats a row that another Newton step must promise to be worth a pass over all rows
 
@@ -71,6 +75,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         names: list[str] | None = None
+        labels: Any = None
         for number, batch in enumerate(self._arrow_batches() if self.is_dataset else self.batches):
             if not isinstance(batch, tuple | list) or len(batch) not in (2, 3):
                 raise ValueError(
@@ -86,7 +91,9 @@ class Batches:
                 raise ValueError(
                     f"The batches parameter must give the same columns in every batch, {_difference(names, columns, number)}."
                 )
-            yield X, y, weight
+            if labels is None:
+                labels = getattr(X, "columns", None)
+            yield (X if labels is None else X[labels]), y, weight
 
     def _arrow_batches(self) -> Iterator[tuple[Any, Any]]:
         options = {"batch_readahead": 1, "fragment_readahead": 1} if hasattr(self.batches, "scanner") else {}
@@ -128,9 +135,10 @@ def fit_batches(
         seed: Seed of the sample.
         learn_from_all: Makes what learns from all rows, of the estimator fitted to a sample, what it was fitted to, and the sample.
     """
-    sample, generator = Sample(max_rows), np.random.default_rng(seed)
+    sample, generator, read = Sample(max_rows), np.random.default_rng(seed), 0
     for X, y, weight in batches:
         if len(X):
+            read += _fingerprint(X, y)
             sample.add((X, y, _row_weights(weight, len(X))), 0, generator)
     if not sample.rows:
         raise ValueError("The batches parameter must give at least one row, got none.")
@@ -139,18 +147,33 @@ def fit_batches(
     if sample.rows > max_rows and estimator.budget is None:
         learner, learnt = learn_from_all(fitted, training, rows), False
         while not learnt:
-            moments = learner.begin_pass()
+            moments, again = learner.begin_pass(), 0
             for X, y, weight in batches:
                 if len(X):
+                    again += _fingerprint(X, y)
                     learner.take(moments, X, y, weight)
             if moments.rows != sample.rows:
                 raise ValueError(
                     "The batches parameter must give the same rows each time that it is gone through, "
                     f"got {sample.rows:,} rows and then {moments.rows:,}."
                 )
+            if (again - read) % 2**64:
+                raise ValueError(
+                    "The batches parameter must give the same rows each time that it is gone through, got others."
+                )
             learnt = learner.finish_pass(moments)
     vars(estimator).clear()
     vars(estimator).update(vars(fitted))
+
+
+def _fingerprint(X: Any, y: Any) -> int:
+    """A sum over rows, modulo 2⁶⁴, of numbers that tell different rows apart, in whatever order and batches they come."""
+    targets = pd.DataFrame(np.asarray(y).reshape(len(X), -1))
+    rows = np.asarray(HASH_ROWS(targets, index=False))
+    with contextlib.suppress(TypeError):  # cells that hold lists
+        inputs = X if isinstance(X, pd.DataFrame) else pd.DataFrame(np.asarray(X))
+        rows = rows * (2 * np.asarray(HASH_ROWS(inputs, index=False)) + 1)
+    return int(rows.sum(dtype=np.uint64))
 
 
 def _row_weights(weight: Any, rows: int) -> np.ndarray:

@@ -11,12 +11,53 @@ from bochner.streaming.engines import map_portions
 from bochner.streaming.learning import AllRowsLearner
 from bochner.streaming.moments import MomentCollector, Moments
 from bochner.streaming.sample import Sample
+from bochner.tables.cells import as_text
 from bochner.tables.errors import TableError
-from bochner.tables.files.reading import BadRows, Piece, Portion, Source, joined
-from bochner.tables.fitting import FittedTable, TrainingTable, keep_readable
+from bochner.tables.files.reading import BadRow, BadRows, Piece, Portion, Source, joined
+from bochner.tables.fitting import FittedTable, TrainingTable, keep_readable, names_totals
 from bochner.tables.table import Changes
 
 PORTION_ROWS = 200_000  # rows of a portion, where a file can be read in portions
+
+
+@dataclass(frozen=True)
+class Task:
+    """A portion of a table to work on.
+
+    Attributes:
+        number: Its number.
+        portion: The portion.
+        is_last: Whether the table ends with it.
+    """
+
+    number: int
+    portion: Portion
+    is_last: bool
+
+
+def _tasks(source: Source) -> list[Task]:
+    """The portions of a table in order."""
+    portions = source.portions(PORTION_ROWS)
+    return [Task(number, portion, number == len(portions) - 1) for number, portion in enumerate(portions)]
+
+
+def _pieces(source: Source, task: Task) -> Iterator[Piece]:
+    """The pieces of a portion; of the last one without a last row that says 'Total', which is added to ``source.bad``.
+
+    A row of totals in memory is known by its sums, too. Here the rows above are not at hand.
+    """
+    waiting: Piece | None = None
+    for piece in source.pieces(portion=task.portion):
+        if waiting is not None:
+            yield waiting
+        waiting = piece
+    if waiting is None:
+        return
+    if task.is_last and waiting.places and names_totals(waiting.frame):
+        texts = tuple(as_text(waiting.frame[name].iloc[-1]) for name in waiting.frame.columns)
+        source.bad.append(BadRow(f"{source.unit} {waiting.places[-1]}", "it holds totals of the rows above", texts))
+        waiting = Piece(waiting.frame.iloc[:-1], waiting.places[:-1])
+    yield waiting
 
 
 @dataclass(frozen=True)
@@ -63,10 +104,10 @@ class TableSampler:
         sample, bad = Sample(self.max_rows), BadRows()
         draw = _Drawing(source.resolved(), self.target, self.max_rows, self.seed)
 
-        def portions() -> Iterator[tuple[int, Portion, float]]:
-            for number, portion in enumerate(source.portions(PORTION_ROWS)):
+        def portions() -> Iterator[tuple[Task, float]]:
+            for task in _tasks(source):
                 # With the key a portion sends few rows that the sample will not keep.
-                yield number, portion, sample.largest_key
+                yield task, sample.largest_key
 
         for drawn, bad_rows in map_portions(draw, portions(), self.engine):
             sample.merge(drawn)
@@ -85,11 +126,11 @@ class _Drawing:
     max_rows: int
     seed: int
 
-    def __call__(self, task: tuple[int, Portion, float]) -> tuple[Sample, BadRows]:
-        number, portion, largest_key = task
+    def __call__(self, task_and_key: tuple[Task, float]) -> tuple[Sample, BadRows]:
+        task, largest_key = task_and_key
         source, sample = replace(self.source, notes=[], bad=BadRows()), Sample(self.max_rows, largest_key)
-        generator = np.random.default_rng([self.seed, number])
-        for piece in source.pieces(portion=portion):
+        number, generator = task.number, np.random.default_rng([self.seed, task.number])
+        for piece in _pieces(source, task):
             if piece.places:
                 sample.add((piece.frame, piece.frame[self.target], np.array(piece.places)), number, generator)
         return sample, source.bad
@@ -130,12 +171,11 @@ class _Learning:
     table: TrainingTable
     collector: MomentCollector
 
-    def __call__(self, numbered: tuple[int, Portion]) -> _Learnt:
-        number, portion = numbered
+    def __call__(self, task: Task) -> _Learnt:
         source, table, collector = replace(self.source, notes=[], bad=BadRows()), self.table, self.collector
-        learnt = _Learnt(collector.empty(number), Changes(), source.bad)
+        learnt = _Learnt(collector.empty(task.number), Changes(), source.bad)
         classes = getattr(collector.estimator, "classes_", None)
-        for piece in source.pieces(portion=portion):
+        for piece in _pieces(source, task):
             if not piece.places:
                 continue
             try:
@@ -181,7 +221,7 @@ def learn_from_all(
         work = _Learning(source.resolved(), slim, learner.collector)
         total = _Learnt(learner.collector.empty(), Changes(), BadRows())
         gpus = int(estimator._device() == "cuda")
-        for learnt in map_portions(work, enumerate(source.portions(PORTION_ROWS)), engine, gpus):
+        for learnt in map_portions(work, _tasks(source), engine, gpus):
             total.add(learnt)
             say(f"the heads have learnt from {total.moments.rows:,} of {table.rows:,} rows")
         if total.read != table.rows:

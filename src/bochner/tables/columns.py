@@ -169,7 +169,8 @@ def read_column(column: Column, values: Any) -> Read:
     if isinstance(values, pd.DatetimeIndex):
         absent = np.asarray(values.isna())
     elif values.dtype == object:
-        absent = cells.is_missing(values, words & missing_words(values) | (words - cells.MISSING_WORDS))
+        answers = column.levels if column.kind == "category" else ("-",) * ("-" not in missing_words(values))
+        absent = cells.is_missing(values, words - frozenset(answers))
     else:
         absent = np.isnan(values)
     if column.kind == "date":

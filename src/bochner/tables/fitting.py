@@ -250,6 +250,16 @@ def _find_names_below(source: Source, target: str) -> str:
     return ""
 
 
+def names_totals(frame: pd.DataFrame) -> bool:
+    """Whether the last row of a table has a cell that says no more than 'Total'."""
+    return any(map(_says_total, (as_text(frame[name].iloc[-1]).strip() for name in frame.columns)))
+
+
+def _says_total(cell: str) -> bool:
+    """Whether a cell says 'Total', 'Grand Total:' or the like, and nothing else."""
+    return bool(cell) and set(cell.casefold().rstrip(":").split()) <= FOOTER_WORDS | {"grand"}
+
+
 def is_footer(frame: pd.DataFrame, decimal: str) -> bool:
     """Whether the last row of a table holds totals.
 
@@ -259,8 +269,12 @@ def is_footer(frame: pd.DataFrame, decimal: str) -> bool:
     words = [bool(FOOTER_WORDS & set(re.findall(r"[^\W\d_]+", cell.casefold()))) for cell in last]
     filled = sum(map(bool, last))
     alone = "" in last and filled > 1
-    whole = any(cell and set(cell.casefold().rstrip(":").split()) <= FOOTER_WORDS | {"grand"} for cell in last)
-    if whole and len(frame) >= MIN_ROWS and len(last) > SPARSE_CELLS and filled <= max(2, len(last) // SPARSE_CELLS):
+    if (
+        any(map(_says_total, last))
+        and len(frame) >= MIN_ROWS
+        and len(last) > SPARSE_CELLS
+        and filled <= max(2, len(last) // SPARSE_CELLS)
+    ):
         return True  # 'Grand Total' in a row of hardly anything else, though the sum may be of other rows
     if not (any(words) or alone) or len(frame) < MIN_ROWS:
         return False

@@ -125,7 +125,8 @@ class Target:
         if len({label.casefold() for label in names}) < len(names):
             remarks.append("upper and lower case are different classes")
         note = "; ".join([f"{len(names)} classes, {listed(names)}", *remarks])
-        return cls(name, "classification", replace(column, note=note), note)
+        dash = ("-",) * ("-" in names)  # a class, and no word for missing, in every piece of the table and in new ones
+        return cls(name, "classification", replace(column, note=note, parts=dash), note)
 
     def values(self, series: Any) -> tuple[np.ndarray, np.ndarray]:
         """Targets of a Series, floats or labels, and which rows have none that can be read.
@@ -175,7 +176,7 @@ def find_missing(values: Any, column: Column) -> np.ndarray:
         return np.asarray(pd.isna(values))
     if column.kind == "number":
         return cells.is_missing(values, cells.MISSING_NUMBERS)
-    return cells.is_missing(values, cells.MISSING_WORDS - ({"-"} if (values == "+").any() else set()))
+    return cells.is_missing(values, cells.MISSING_WORDS - {*column.levels, *column.parts})
 
 
 # ------------------------------------------------------------------ classes
