@@ -349,3 +349,29 @@ def test_bad_data_is_refused_before_any_work():
 def test_a_batch_of_one_row():
     prediction = ClosedForm(regression(), *data(1)).predict(data(1)[0])
     assert prediction.mean.shape == (1, 1)
+
+
+def test_held_out_rows_choose_amplitude_and_noise():
+    """No pair on a grid makes them more probable; other rows gain too, and the model keeps what was chosen."""
+    x, y = data(60)
+    held, others = data(50, seed=1), data(200, seed=2)
+    model = regression(noise=0.02)
+    posterior = ClosedForm(model, x, y)
+
+    def log_probability(rows, posterior):
+        return float(posterior.predict(rows[0]).log_prob(rows[1]).mean())
+
+    before = log_probability(others, posterior)
+    amplitude, noise = posterior.tune_prior(*held)
+    assert (amplitude, noise) == (model.amplitude.item(), model.likelihood.noise.item())
+    best = log_probability(held, posterior)
+    assert best == pytest.approx(log_probability(held, ClosedForm(model, x, y)), abs=1e-9)
+    assert log_probability(others, posterior) > before
+    for a in (0.25, 0.7, 0.95, 1.05, 1.4, 4.0):
+        for s in (0.25, 0.7, 0.95, 1.05, 1.4, 4.0):
+            with torch.no_grad():
+                model.output.log_amplitude.fill_(math.log(a * amplitude))
+                model.likelihood.log_noise.fill_(math.log(s * noise))
+            assert log_probability(held, ClosedForm(model, x, y)) <= best + 1e-5
+    with pytest.raises(ValueError, match="y parameter"):
+        posterior.tune_prior(x, y[:5])

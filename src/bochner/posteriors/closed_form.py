@@ -12,23 +12,27 @@ Only $\Phi^\top\Phi$, $b$ and $y^\top y$ are kept, summed over batches in float6
 """
 # torch.linalg and other parts of torch declare no types:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
 
 import math
 import warnings
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 from bochner.arguments import dense_tensor, finite_tensor, generator_device, positive_number, whole_number
 from bochner.likelihoods import Gaussian
 from bochner.models import Model
-from bochner.predictive import GaussianPredictive
+from bochner.predictive import GaussianPredictive, normal_log_density
 from bochner.training.batches import Batches, TensorOrLoader, over_batches
 from bochner.training.checks import check_data, check_model
 
 CHUNK_ROWS = 16_384  # rows of a tensor that are processed at a time
 TUNING_RATE = 0.05  # learning rate of Adam on the logarithms of lengthscale, noise and amplitude
+TUNING_REACH = 7.0  # how far the logarithms of amplitude and noise may move: a factor of a thousand
 STRIP_COLUMNS = 128  # columns that are multiplied at a time, where only the lower half of a product is needed
 
 
@@ -199,6 +203,45 @@ class ClosedForm:
         with torch.no_grad():
             more = Statistics.of(Batches(self.model, x, y, size=chunk))
         self._solve(self.model, self.statistics + more)
+
+    def tune_prior(self, x: TensorOrLoader, y: Tensor | None = None) -> tuple[float, float]:
+        """Chooses the amplitude and the noise under which held-out rows are most probable, and solves again.
+
+        A trained extractor has learnt its rows in part by heart, so that noise and amplitude that suit these rows are too small
+        for new ones. The model's own ``amplitude`` and ``likelihood.noise`` move.
+
+        Args:
+            x: Held-out inputs, a hundred are enough; or a loader of (x, y).
+            y: Their targets; None with a loader.
+
+        Returns:
+            The amplitude and the noise.
+        """
+        assert isinstance(self.model.likelihood, Gaussian)
+        logs, statistics = (self.model.output.log_amplitude, self.model.likelihood.log_noise), self.statistics
+        with torch.no_grad():
+            held = [(features(self.model, xb).double(), yb) for xb, yb in Batches(self.model, x, y, size=CHUNK_ROWS)]
+            phi, targets = (torch.cat(part) for part in zip(*held, strict=True))
+        start = [log.item() for log in logs]
+
+        @torch.no_grad()
+        def loss(point: np.ndarray) -> float:
+            for log, value in zip(logs, point, strict=True):
+                log.fill_(float(value))
+            self._solve(self.model, statistics)
+            half = torch.linalg.solve_triangular(self.factor, phi.mT, upper=False)
+            std = (half.square().sum(0) + self.noise.square()).sqrt()[:, None]
+            return -float(normal_log_density(targets.double(), phi @ self.mean, std).mean())
+
+        bounds = [(value - TUNING_REACH, value + TUNING_REACH) for value in start]
+        first = [start, *([v + 1.0 * (k == n) for n, v in enumerate(start)] for k in range(2))]
+        options = {"initial_simplex": first, "xatol": 1e-3, "fatol": 1e-6, "maxfev": 200}
+        best = start
+        try:
+            best = minimize(loss, start, method="Nelder-Mead", bounds=bounds, options=options).x
+        finally:
+            loss(np.asarray(best))
+        return self.model.amplitude.item(), self.noise.item()
 
     @torch.no_grad()
     def _half(self, x: Tensor) -> tuple[Tensor, Tensor]:
