@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 FIRST_EFFORT = 0.01  # share of the full work that the first fit makes
-MAX_TIME_SHARE = 0.7  # share of the time left that the next fit may be expected to take
-MIN_EFFORT_GROWTH = 1.5  # factor on the effort below which another fit is not worth its time
+MAX_TIME_SHARE = 0.85  # share of the time left that the next fit may be expected to take
+MIN_EFFORT_GROWTH = 1.3  # factor on the effort below which another fit is not worth its time
 # Largest factor on the effort from one fit to the next; a fit that is not ready in time is lost.
 MAX_EFFORT_GROWTH = 8.0
 INITIAL_TIME_EXPONENT = 0.5  # time is assumed to grow as effort to this power, until two fits have been timed
