@@ -33,7 +33,7 @@ from bochner.members.member import (
 from bochner.members.plan import Plan, make_plan
 from bochner.members.rows import TrainingRows
 from bochner.members.settings import Task
-from bochner.members.tuning import Hyperparameters, leave_one_out_predictions, tune
+from bochner.members.tuning import Hyperparameters, leave_one_out_predictions, of_mean_weight_one, tune
 from bochner.posteriors.closed_form import Statistics
 from bochner.predictive import normal_log_density
 from bochner.priors.spectra import Spectrum
@@ -174,7 +174,7 @@ def choose_map(data: FitData) -> tuple[TargetMap, dict[TargetMap, Hyperparameter
     task, at = data.task, data.plan.tuning
     points, scores = {}, {}
     for target_map in possible_maps(data.y.cpu().numpy(), data.weight.cpu().numpy()):
-        rows = data.mapped_rows(target_map)[at]
+        rows = of_mean_weight_one(data.mapped_rows(target_map)[at])
         point = _tuned(rows, task.spectra[0], task, Hyperparameters.start(task.groups), columns_move=False)
         mean, variance = leave_one_out_predictions(rows, task.spectra[0], task.group, point)
         density = normal_log_density(rows.y[:, 0], mean[:, 0], variance.sqrt()) + target_map.log_slope(data.y[at])

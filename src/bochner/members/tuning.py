@@ -147,6 +147,11 @@ def _bounds(free: np.ndarray) -> list[tuple[float, float]]:
     return [limit for limit, moves in zip(limits, free, strict=True) if moves]
 
 
+def of_mean_weight_one(rows: TrainingRows) -> TrainingRows:
+    """Rows with weights in proportion to their mean."""
+    return TrainingRows(rows.x, rows.y, rows.weight / rows.weight.mean())
+
+
 def tune(
     rows: TrainingRows,
     spectrum: "Spectrum",
@@ -169,7 +174,7 @@ def tune(
         settings: For the prior spread of columns and the number of steps.
         columns_move: Whether the lengthscale of each column is tuned. Otherwise only the common one is, and ratios stay.
     """
-    rows = TrainingRows(rows.x, rows.y, rows.weight / rows.weight.mean())
+    rows = of_mean_weight_one(rows)
     theta = start.vector
     free = np.ones(len(theta), dtype=bool)
     free[1:-2] = columns_move
