@@ -66,15 +66,8 @@ class Target:
         labels = _as_labels(values, target_cells)[present]
         sign = column.decimal if column.kind == "number" else "."
         classes = sorted(set(cells.once_each(labels, lambda text: plain_form(text, sign)).tolist()))
-        if len(classes) == 1 and not present.all():
-            raise TableError(
-                f"The target '{name}' has one value, {listed(classes)}, and {int((~present).sum())} cells without any; if these "
-                "mean no, write a word for it there."
-            )
         if len(classes) < 2:
-            raise TableError(
-                f"The target '{name}' has the same value in every row ({listed(classes) or 'none'}); there is nothing to learn."
-            )
+            raise TableError(_one_value_message(name, classes, int((~present).sum())))
         if column.kind == "date":
             raise TableError(_dates_message(name, classes))
         if "several units" in column.note and task != "classification":
@@ -161,6 +154,18 @@ class Target:
         if column.kind != expected:
             raise ValueError(f"the task {content['task']!r} does not fit the target")
         return cls(content["name"], content["task"], column, content["note"])
+
+
+def _one_value_message(name: str, classes: list[str], empty: int) -> str:
+    """What is said of a target with one value at most."""
+    if classes and empty:
+        return (
+            f"The target '{name}' has one value, {listed(classes)}, and {empty} cells without any; if these mean no, write a word "
+            "for it there."
+        )
+    return (
+        f"The target '{name}' has the same value in every row ({listed(classes) or 'none'}); there is nothing to learn."
+    )
 
 
 def _understood(target_cells: Any, decimal: str | None) -> Column:
