@@ -13,7 +13,6 @@ ROW_PRECISION = 16.0  # prior variance over the variance of a row's noise; the v
 # Median distances that one standard deviation of log lengths counts for; more would hide directions.
 LENGTH_WEIGHT = 0.1
 MAX_USUAL_LENGTH = 6.0  # standard deviations of log lengths above which each further one counts a whole median distance
-SMALLEST_ANGLE = 1e-4
 SMALLEST_ANGLE = 1e-6  # distance of two directions below which they are the same
 DISTANCE_PAIRS = 1000  # pairs of rows whose median distance is the unit
 

@@ -14,9 +14,9 @@ PROBES = 300  # rows of each kind that the products are compared with the estima
 # Probabilities of the intervals that are compared, and the largest difference of means and ends in standard deviations, of standard
 # deviations as a share, and of probabilities. What is promised is 1e-4; the usual interval leaves a margin for other rows.
 MAX_DIFFERENCES = {0.9: 1e-5, 0.999999: 1e-4}
-MAX_SCORE_STEPS = (
-    4.0  # steps of an OOD score, 1 / (reference rows + 1), that it may move: a row between two of them goes either way
-)
+# How far an OOD score may move: so many of its steps, 1 / (reference rows + 1), for a row between two of them goes either way, and
+# never farther than the difference.
+MAX_SCORE_STEPS = 4.0
 MAX_SCORE_DIFFERENCE = 0.02
 
 

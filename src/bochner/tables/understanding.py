@@ -45,9 +45,7 @@ CODE_DIGITS = 4  # least number of digits of most values in a column of such cod
 TIME_WORDS = frozenset({"year", "month", "week", "day", "hour", "time", "date", "quarter", "jahr", "monat", "t"})
 FAR_YEAR = 2200  # first year that stands for no date at all, as in 9999-12-31
 ROW_NUMBERS = "dropped, numbers the rows"  # how the note of such a column begins
-FAR_GROUPED = (
-    50.0  # times that numbers with a sign between thousands are larger than all others where a note asks about it
-)
+FAR_GROUPED = 50.0  # times that numbers such as 1,500 are larger than all others where a note asks about the comma
 PLAIN_YEARS = (2000, 2039)  # first and last year that everybody writes with two digits
 
 
