@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from bochner import activations
-from bochner.experiments.zoo import activation
+from bochner.experiments.zoo import Shape, activation, build
 from bochner.networks import SeededDropout, mlp
 from bochner.training import fused
+from bochner.training.map import Recipe, fit_map
 from bochner.training.optimizers import Entry, StackedSGD, sgd
 from bochner.training.parts import stacked
 
@@ -111,3 +112,26 @@ def test_a_plain_sequence_is_that_of_vmap(device, generator):
     x = torch.randn(3, 6, 4, generator=generator).to(device)
     found = fused.sequence(modules[0], tensors, x, {place: fused.Dropout(masks, group, 1.0)})
     torch.testing.assert_close(found, stacked(modules[0], tensors | {f"{place}.mask": masks[group]}, x))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_products_in_bfloat16_train_the_same_networks(device, monkeypatch):
+    """Losses follow those in float32 to a few thousandths of what training gains; weights themselves are not rounded."""
+    monkeypatch.setattr(fused, "multiplies_bfloat16", lambda device: device.type == "cpu" or fused.available())
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 5, generator=generator).to(device)
+    y = x[:, :1].sin() + 0.1 * torch.randn(200, 1, generator=generator).to(device)
+    fits, networks = {}, {}
+    for precision in ("float32", "bfloat16"):
+        shape = Shape("bochner", None, 50, (64, 32, 10), 3.0)
+        networks[precision] = [build(name, 5, shape, 0).to(device) for name in ("rbf-sin", "rbf-tri")]
+        recipe = Recipe(40, 50, sgd, [1e-3, 3e-4], 0.01, precision=precision)
+        fits[precision] = fit_map(networks[precision], x, y, recipe, seed=[0, 1]).loss
+    gained = fits["float32"][0] - fits["float32"][-1]
+    difference = (fits["bfloat16"] - fits["float32"]).abs()
+    assert bool((gained > 0.2).all())
+    assert bool((difference.max(0).values < 0.02 * gained).all())
+    assert bool((difference[-1] > 0).all())
+    weight = networks["bfloat16"][0].extractor[0].weight
+    assert weight.dtype == torch.float32
+    assert not torch.equal(weight, weight.bfloat16().float())

@@ -45,7 +45,7 @@ def test_the_likelihood_integrates_the_output_weights_out(kernel, activation, ou
     noise = target.noise(shared)
     for i in range(2):
         units = h[i].numpy()
-        covariance = noise[i].item() ** 2 * np.eye(4) + 1.7**2 / 3 * units @ units.T + output_bias
+        covariance = noise[i].item() ** 2 * np.eye(4) + 1.7**2 / 3 * units.T @ units + output_bias
         expected = scipy.stats.multivariate_normal.logpdf(Y[:, 0], np.zeros(4), covariance)
         assert level[i].item() == pytest.approx(expected)
 
@@ -54,8 +54,8 @@ def test_rounding_makes_no_network_more_probable_than_any_can_be(generator):
     """Units that nearly coincide, next to no noise: the Gaussian density has no value above that of its middle, at variance s²."""
     noise, draws = 1e-8, 20_000
     target = SampledRegression(network(2), X, Y)
-    apart = 1e-7 * torch.randn(draws, 4, 2, generator=generator, dtype=torch.float64)
-    h = torch.randn(draws, 4, 1, generator=generator, dtype=torch.float64) + apart
+    apart = 1e-7 * torch.randn(draws, 2, 4, generator=generator, dtype=torch.float64)
+    h = torch.randn(draws, 1, 4, generator=generator, dtype=torch.float64) + apart
     level = target.log_likelihood(h, torch.full((draws,), noise, dtype=torch.float64))
     assert bool(torch.isfinite(level).any())
     assert level.max().item() <= -4 * (math.log(noise) + 0.5 * math.log(2 * math.pi))
@@ -120,11 +120,13 @@ CURVE = torch.linspace(-1.5, 1.5, 8, dtype=torch.float64)[:, None]
 
 
 @pytest.mark.parametrize("activation", ["sin", "step"])
-@pytest.mark.parametrize("likelihood", [Gaussian(0.3), Categorical()])
+@pytest.mark.parametrize("likelihood", [Gaussian(0.3), Categorical(), "classes in float32"])
 def test_draws_are_those_of_the_posterior(activation, likelihood):
     """One unit: means of what it says against a weighted sum over draws of the prior, within four standard errors of both."""
     generator = torch.Generator().manual_seed(3)
     values = torch.tensor([0.9, -0.8, 0.1, -0.6, 0.7, 1.2, 0.2, 1.0], dtype=torch.float64)
+    dtype = torch.float32 if isinstance(likelihood, str) else torch.float64
+    likelihood = Categorical() if isinstance(likelihood, str) else likelihood
     model = network(1, "rbf", activation, likelihood)
     regression = isinstance(likelihood, Gaussian)
     y = values[:, None] if regression else (values > 0.3).long()
@@ -133,18 +135,18 @@ def test_draws_are_those_of_the_posterior(activation, likelihood):
     outputs, level = target.evaluate(v, shared)
     if regression:
         factor, mean = target.posterior(target.features(outputs), target.noise(shared))
-        f, spread = (outputs[..., 0] * mean).nan_to_num(), (outputs[..., 0] / factor[:, 0]).nan_to_num()
+        f, spread = (outputs[:, 0] * mean).nan_to_num(), (outputs[:, 0] / factor[:, 0]).nan_to_num()
         said = torch.stack([f, f.square() + spread.square()])
     else:
-        p = torch.sigmoid(outputs[..., 0])
+        p = torch.sigmoid(outputs[:, 0])
         said = torch.stack([p, p.square()])
     share = torch.softmax(level, 0)
     expected = torch.einsum("s,ksn->kn", share, said)
     weighing = torch.einsum("s,ksn->kn", share.square(), (said - expected[:, None]).square()).sqrt()
-    posterior = slice_sample(model, CURVE, y, Sampling(warmup=20, samples=400, chains=8, seed=1))
-    drawn = posterior.outputs(CURVE)
+    posterior = slice_sample(model.to(dtype), CURVE.to(dtype), y, Sampling(warmup=20, samples=400, chains=8, seed=1))
+    drawn = posterior.outputs(CURVE.to(dtype)).double()
     drawn = (drawn[..., 0] if regression else torch.softmax(drawn, -1)[..., 1]).flatten(0, 1)
-    diagnosis = posterior.diagnose(CURVE)
+    diagnosis = posterior.diagnose(CURVE.to(dtype))
     assert diagnosis.r_hat < 1.02
     found = torch.stack([drawn, drawn.square()])
     error = found.std(1) / math.sqrt(diagnosis.ess)
@@ -183,6 +185,8 @@ def test_a_seed_gives_the_same_draws_and_other_networks_are_refused():
         slice_sample(Model(layer, 2, Categorical()), X, LABELS)
     with pytest.raises(ValueError, match=r"a whole number of degrees of freedom 2ν, got Matern\(nu=0\.7"):
         slice_sample(network(kernel=Matern(0.7)), X, Y)
+    with pytest.raises(ValueError, match=r"must be in float64 for regression, got torch\.float32"):
+        slice_sample(network().float(), X.float(), Y.float())
 
 
 @pytest.mark.gpu

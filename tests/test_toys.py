@@ -23,6 +23,8 @@ SMALL = Config(
     populations=2,
     particles=8,
     sweeps=1,
+    toy_particles=8,
+    toy_sweeps=1,
     warmup=1,
     units=3,
     widths=(2, 3),
@@ -96,7 +98,7 @@ def test_published_banana_has_one_logit_with_a_bias_and_normal_output_weights():
     """Departures 30 and 39, the log joint written out with SciPy; NUTS samples the same density."""
     (name, model), *_ = toys._periodic(("rbf",), 5, Config(protocol="paper")).items()
     assert name == "rbf-sin"
-    x, y = crescents(12)
+    model, (x, y) = model.double(), crescents(12)
     assert model.output.weight.shape == (1, 5)
     logit = (model.features(x) @ model.output.weight.T + model.output.bias)[:, 0].detach().numpy()
     expected = -np.logaddexp(0, np.where(y == 1, -logit, logit)).sum()

@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -75,6 +75,8 @@ class Config:
         units: Units of the banana networks.
         widths: Numbers of units in the width experiment.
         toy_units: Units of the regression networks.
+        toy_particles: Particles of one of their populations.
+        toy_sweeps: Sweeps for each of their steps; in regression heavy-tailed units mix slowly on the way.
         grid: Points along each side of the square on which banana is drawn.
         extent: Half the side of this square.
         gp_steps: Optimiser steps for the hyperparameters of the Gaussian processes.
@@ -86,12 +88,14 @@ class Config:
     protocol: str = "bochner"
     device: str = "cpu"
     populations: int = 8
-    particles: int = 512
+    particles: int = 256
     sweeps: int = 5
     warmup: int = 100
     units: int = 30
     widths: tuple[int, ...] = (10, 20, 30)
     toy_units: int = 10
+    toy_particles: int = 512
+    toy_sweeps: int = 20
     grid: int = 60
     extent: float = 4.0
     gp_steps: int = 300
@@ -115,10 +119,9 @@ def make_network(
     """An untrained network of one hidden layer under a prior (spectrum and activation), in the form of the protocol."""
     generator = torch.Generator().manual_seed(config.seed)
     spectrum, activation = prior
-    layer = StationaryLayer(
-        dim, units, kernel=spectrum, activation=activation, generator=generator, dtype=torch.float64
-    )
     classes = 2 if isinstance(likelihood, Categorical) else 1
+    dtype = torch.float32 if classes == 2 else torch.float64  # regression inverts matrices
+    layer = StationaryLayer(dim, units, kernel=spectrum, activation=activation, generator=generator, dtype=dtype)
     makers = {
         "bochner": lambda: Model(layer, classes, likelihood, generator=generator),
         "paper": lambda: SampledModel(layer, likelihood, generator),
@@ -140,9 +143,8 @@ def _sampled(model: Model, x: Tensor, y: Tensor, config: Config) -> tuple[Sample
 
     start = time.perf_counter()
     sampling = Sampling(config.warmup, config.particles, config.populations, seed=config.seed, progress=config.progress)
-    posterior = slice_sample(
-        model.to(config.device), x.to(config.device), y.to(config.device), sampling, sweeps=config.sweeps
-    )
+    model = model.to(config.device)
+    posterior = slice_sample(model, x.to(model.layer.weight), y.to(config.device), sampling, sweeps=config.sweeps)
     sizes: Row = {name: getattr(config, name) for name in ("populations", "particles", "sweeps", "warmup")}
     return posterior, {"method": "slices", **sizes, "run_seconds": round(time.perf_counter() - start, 1)}
 
@@ -202,7 +204,7 @@ def _banana_network(name: str, model: Model, config: Config) -> Row:
     thin = max(1, config.populations * config.particles // config.draws)
 
     def predict(points: Tensor) -> Any:
-        return posterior.predict(points.to(config.device), thin=thin)
+        return posterior.predict(points.to(posterior.model.layer.weight), thin=thin)
 
     return row | _prediction(predict, x, y, config)
 
@@ -295,8 +297,9 @@ def _toy_network(prior: str, config: Config) -> Row:
 
 def toy_1d(config: Config) -> Units:
     """One-dimensional regression under nine priors, by networks and by Gaussian processes (Figs. "regression(-finite)")."""
+    sizes = replace(config, particles=config.toy_particles, sweeps=config.toy_sweeps)
     units: Units = {("data", ""): lambda: _data_row("toy-1d")}
-    units |= {("slices", prior): partial(_toy_network, prior, config) for prior in NINE}
+    units |= {("slices", prior): partial(_toy_network, prior, sizes) for prior in NINE}
     return units | {("gp", prior): partial(_toy_process, prior, config) for prior in NINE}
 
 

@@ -41,21 +41,24 @@ class SampledNetwork(ABC):
 
     Args:
         model: The network.
-        x: Training inputs, (n, d).
+        x: Training inputs, (n, d), in the type that all is computed in.
         y: Training targets.
 
     Attributes:
         unit_numbers: Numbers of a unit.
         shared_numbers: Numbers that all units share.
         recordable: Whether a CUDA graph can record it; factorisations it cannot.
-        part_numbers: Outputs of the particles that move together on a processor; of fewer, each operation would do too little.
+        part_bytes: Outputs of the particles that move together on a processor; of fewer, each operation would do too little.
     """
 
     recordable = False
-    part_numbers = 2**20
+    part_bytes = 2**23
 
     def __init__(self, model: Model, x: Tensor, y: Tensor) -> None:
         self.model, self.layer, self.x, self.y = model, model.layer, x, y
+        self.columns = torch.cat(
+            [x, x.new_ones(len(x), 1)], 1
+        ).T.contiguous()  # what weights and bias are multiplied by
         self.dim = self.layer.in_features
         self.squares = self._numbers_of_scales()
         self.bias_numbers = (
@@ -97,10 +100,16 @@ class SampledNetwork(ABC):
         return from_squares(shared[:, : int(2 * LENGTHSCALE_PRIOR[0])], LENGTHSCALE_PRIOR)
 
     def hidden(self, v: Tensor, shared: Tensor) -> Tensor:
-        """Outputs (particles, n, units) of units at all rows from their numbers (particles, units, numbers)."""
+        """Outputs (particles, units, n) of units at all rows from their numbers (particles, units, numbers)."""
         weight, bias = self.weights(v)
-        z = torch.einsum("nd,cud->cnu", self.x, weight / self.lengthscale(shared)[:, None, None])
-        return self.layer.activation(z if bias is None else z + bias[:, None])
+        activation = self.layer.activation
+        slope = weight * (activation.unit / self.lengthscale(shared)[:, None, None])
+        shift = (
+            torch.full_like(slope[..., 0], activation.shift)
+            if bias is None
+            else activation.unit * bias + activation.shift
+        )
+        return activation.wave(torch.cat([slope, shift[..., None]], -1) @ self.columns)
 
     @abstractmethod
     def evaluate(self, v: Tensor, shared: Tensor) -> Evaluated:
@@ -123,20 +132,20 @@ class SampledClassifier(SampledNetwork):
     """A classifier: a unit's output weights are among its numbers, and the state holds the logits; of two, their difference."""
 
     recordable = True
-    part_numbers = 2**17  # they stay in the processor's cache
+    part_bytes = 2**20  # they stay in the processor's cache
 
     def __init__(self, model: Model, x: Tensor, y: Tensor) -> None:
         super().__init__(model, x, y)
-        self.sign = 2 * self.y.to(self.x.dtype) - 1
         self.logits = len(model.output.weight)  # 1 where the other logit is zero
+        self.sign = 2 * self.y.to(self.x.dtype) - 1 if self.logits < 3 else None
         self.unit_numbers += self.logits
         self.shared_numbers += self.logits * model.output.has_bias
 
     def _with_log_likelihood(self, f: Tensor) -> Evaluated:
-        if f.shape[-1] == 1:
-            value = nn.functional.logsigmoid(self.sign * f[..., 0])
+        if self.sign is not None:
+            value = nn.functional.logsigmoid(self.sign * f[:, 0])
         else:
-            value = torch.log_softmax(f, -1).gather(-1, self.y.expand(len(f), -1)[..., None])[..., 0]
+            value = torch.log_softmax(f, 1).gather(1, self.y.expand(len(f), 1, -1))[:, 0]
         return f, value.sum(-1)
 
     def _of_logits(self, numbers: Tensor) -> Tensor:
@@ -146,19 +155,21 @@ class SampledClassifier(SampledNetwork):
 
     def evaluate(self, v: Tensor, shared: Tensor) -> Evaluated:
         """Logits at all rows and log likelihoods."""
-        f = self.hidden(v, shared) @ (self.weight_std * self._of_logits(v))
-        return self._with_log_likelihood(f + self.bias_std * self._of_logits(shared)[:, None] if self.bias_std else f)
+        f = (self.weight_std * self._of_logits(v)).mT @ self.hidden(v, shared)
+        return self._with_log_likelihood(f + self.bias_std * self._of_logits(shared)[..., None] if self.bias_std else f)
 
     def without(self, outputs: Tensor, v: Tensor, shared: Tensor, unit: int) -> Tensor:
         """The logits without the unit's share."""
-        return outputs - self._share(v[:, unit], shared)
+        return self._with_share(outputs, v[:, unit], shared, -self.weight_std)
 
-    def _share(self, unit_numbers: Tensor, shared: Tensor) -> Tensor:
-        return self.hidden(unit_numbers[:, None], shared) * (self.weight_std * self._of_logits(unit_numbers)[:, None])
+    def _with_share(self, f: Tensor, unit_numbers: Tensor, shared: Tensor, factor: float) -> Tensor:
+        """Logits (particles, logits, n), and a unit's share in them times a factor."""
+        weight = self._of_logits(unit_numbers)[..., None]
+        return torch.addcmul(f, weight, self.hidden(unit_numbers[:, None], shared), value=factor)
 
     def with_unit(self, rest: Tensor, unit_numbers: Tensor, shared: Tensor, unit: int) -> Evaluated:  # noqa: ARG002
         """Logits and log likelihoods where one unit has the numbers ``unit_numbers``."""
-        return self._with_log_likelihood(rest + self._share(unit_numbers, shared))
+        return self._with_log_likelihood(self._with_share(rest, unit_numbers, shared, self.weight_std))
 
     def head(self, particles: "Particles", generator: torch.Generator) -> dict[str, Tensor]:  # noqa: ARG002
         """Output weights, and biases where there are some."""
@@ -178,7 +189,7 @@ class SampledRegression(SampledNetwork):
         self.constant = None  # the feature of an output bias
         if self.bias_std:
             self.prior_precision = torch.cat([self.prior_precision, x.new_tensor([self.bias_std**-2])])
-            self.constant = x.new_ones(1, len(x), 1)
+            self.constant = x.new_ones(1, 1, len(x))
 
     def noise(self, shared: Tensor) -> Tensor:
         """Noise of each particle."""
@@ -186,14 +197,14 @@ class SampledRegression(SampledNetwork):
 
     def features(self, h: Tensor) -> Tensor:
         """The units' outputs, and a column of ones where there is an output bias."""
-        return h if self.constant is None else torch.cat([h, self.constant.expand(len(h), -1, -1)], -1)
+        return h if self.constant is None else torch.cat([h, self.constant.expand(len(h), -1, -1)], 1)
 
     def posterior(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Cholesky factor of the output weights' precision, (c, K, K), and their mean, (c, K), given the features."""
-        precision = h.mT @ h / noise.square()[:, None, None] + torch.diag(self.prior_precision)
+        precision = h @ h.mT / noise.square()[:, None, None] + torch.diag(self.prior_precision)
         factor, failed = torch.linalg.cholesky_ex(precision)  # where noise all but vanishes: NaN, and so never accepted
         factor = torch.where(failed[:, None, None] > 0, math.nan, factor)
-        mean = torch.cholesky_solve((h.mT @ self.y / noise.square()[:, None])[..., None], factor)[..., 0]
+        mean = torch.cholesky_solve((h @ self.y / noise.square()[:, None])[..., None], factor)[..., 0]
         return factor, mean
 
     def log_likelihood(self, h: Tensor, noise: Tensor) -> Tensor:
@@ -204,7 +215,7 @@ class SampledRegression(SampledNetwork):
         """
         h = self.features(h)
         factor, mean = self.posterior(h, noise)
-        residual = (self.y - (h @ mean[..., None])[..., 0]) / noise[:, None]
+        residual = (self.y - (mean[:, None] @ h)[:, 0]) / noise[:, None]
         misfit = residual.square().sum(-1) + (self.prior_precision * mean.square()).sum(-1)
         scale = self.prior_precision.log().sum() - 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         value = 0.5 * (scale - misfit) - len(self.y) * (noise.log() + 0.5 * math.log(TWO_PI))
@@ -222,7 +233,7 @@ class SampledRegression(SampledNetwork):
     def with_unit(self, rest: Tensor, unit_numbers: Tensor, shared: Tensor, unit: int) -> Evaluated:
         """Outputs of all units and log likelihoods where one unit has the numbers ``unit_numbers``."""
         new = self.hidden(unit_numbers[:, None], shared)
-        h = torch.cat([rest[..., :unit], new, rest[..., unit + 1 :]], -1)
+        h = torch.cat([rest[:, :unit], new, rest[:, unit + 1 :]], 1)
         return h, self.log_likelihood(h, self.noise(shared))
 
     def head(self, particles: "Particles", generator: torch.Generator) -> dict[str, Tensor]:

@@ -57,8 +57,9 @@ class Recipe:
         scale_lr: Learning rate of the lengthscale and of parameters with one element, such as the noise; None for the same as
             the others.
         schedule: Factor on all learning rates, as a function of the share of epochs that are over.
-        precision: What matrix products on CUDA may round their inputs to: "float32", "tf32" (10 bits), or "bfloat16" (7 bits) for
-            extractors of linear layers under ``sgd``, and tf32 for everything else.
+        precision: What matrix products may round their inputs to: "float32", on CUDA "tf32" (10 bits), or "bfloat16" (7 bits) for
+            extractors of linear layers under ``sgd``, and as "tf32" for everything else. Processors without products in
+            bfloat16 (AVX-512) compute in float32.
         explosion: A loss this many times above the first one (in absolute terms, at least 1) counts as divergence.
     """
 

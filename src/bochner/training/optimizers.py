@@ -133,6 +133,7 @@ class GroupedOptimizer:
     def __init__(self, make: Callable[..., Any], entries: list[Entry]) -> None:
         self.views: list[tuple[Tensor, int, slice]] = []
         self.groups: dict[tuple[float, float], dict[str, Any]] = {}
+        self.copied = [(entry.copy.detach(), entry.value.detach()) for entry in entries if entry.copy is not None]
         for number, entry in enumerate(entries):
             for members in equal_runs(entry.rates):
                 view = _in_storage_order(entry.value.detach()[members])
@@ -179,8 +180,10 @@ class GroupedOptimizer:
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Moves every entry against its gradient, to which weight decay is added."""
         for view, number, members in self.views:
-            view.grad = _in_storage_order(gradients[number][members])
+            view.grad = _in_storage_order(gradients[number][members]).to(view.dtype)
         self.optimizer.step()
+        for copy, value in self.copied:
+            copy.copy_(value)
 
 
 def _in_storage_order(value: Tensor) -> Tensor:

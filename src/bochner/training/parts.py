@@ -150,11 +150,16 @@ class StackedNetworks:
         self.likelihood = Part.of([_Likelihood(m, num_data) for m in models], every_member, "")
         self.parts = [self.extractor, *self.heads, self.likelihood]
         self.decay = models[0].precisions()
-        self.is_fast = models[0].layer.weight.is_cuda and fused.is_plain(self.extractor.module)
+        self.is_plain = fused.is_plain(self.extractor.module)
         self.copies: Parameters = {}  # of the extractor's weights in bfloat16, by their full name
         modules = list(self.extractor.module.named_modules())
         self.dropouts = [(n, m) for n, m in modules if isinstance(m, SeededDropout)]
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for _, m in modules)
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether ``fused`` runs the networks: on a GPU, and with copies in bfloat16; elsewhere plain operators do."""
+        return self.is_plain and (self.models[0].layer.weight.is_cuda or bool(self.copies))
 
     def named_parameters(self) -> list[tuple[Part, str, Tensor]]:
         """Every trained stack of parameters: its part, its name there, and its values (E, ...)."""
@@ -176,7 +181,7 @@ class StackedNetworks:
         return [self.copies.get(part.prefix + name, value) for part, name, value in self.named_parameters()]
 
     def _extract(self, x: Tensor, dropouts: dict[str, fused.Dropout]) -> Tensor:
-        """Features (E, n, ...) of the members' rows; on a GPU in few passes over memory, where the layers allow."""
+        """Features (E, n, ...) of the members' rows."""
         part = self.extractor
         if self.is_fast:
             parameters = part.parameters | part.fixed | {n.removeprefix(part.prefix): p for n, p in self.copies.items()}
@@ -184,7 +189,7 @@ class StackedNetworks:
         return part(x, **{f"{name}.mask": each.mask[each.group] for name, each in dropouts.items()})
 
     def _run_head(self, head: Part, z: Tensor) -> Tensor:
-        """Outputs (E, n, c) of members that share their activation; on a GPU in few passes over memory."""
+        """Outputs (E, n, c) of members that share their activation."""
         module: Any = head.module
         wave, plain = module.layer.activation.wave, type(module.output) is OutputLayer
         if not (self.is_fast and plain and fused.kernel_wave(wave) and module.layer.intercept() is not None):

@@ -118,8 +118,9 @@ class Stack:
         The gradient of a stacked matrix product is transposed in memory. A dry run for each batch size shows the order of every
         gradient, and lets libraries load what they cannot load within a graph; the buffers that it changes are restored.
         """
-        networks, fast = self.networks, self.networks.is_fast and fused.available()
-        wants_copies = fast and self.recipe.precision == "bfloat16" and self.recipe.optimizer is sgd
+        networks, weight = self.networks, self.networks.models[0].layer.weight
+        asked = self.recipe.precision == "bfloat16" and self.recipe.optimizer is sgd and weight.dtype == torch.float32
+        wants_copies = asked and networks.is_plain and fused.multiplies_bfloat16(weight.device)
         kept = {n: b.clone() for n, b in networks.extractor.buffers.items()}
         if wants_copies:
             networks.make_copies()

@@ -57,7 +57,7 @@ class Config:
         noise_weight: Weight of their NLPD beside that of the validation rows.
         swag_epochs: Epochs that SWAG is collected from.
         swag_trials: Learning rates that are tried for SWAG.
-        precision: Precision of matrix products on a GPU.
+        precision: Precision of matrix products.
     """
 
     experiment: str = "uci-regression"
