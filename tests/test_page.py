@@ -16,7 +16,7 @@ from bochner.reports import tables, toys
 from bochner.reports.blocks import Block, MissingRowsError, as_markdown
 from bochner.reports.drawing import draw, how_to_make
 from bochner.reports.page import Section, render, write
-from bochner.reports.results import _sections, results_sections
+from bochner.reports.results import _made, _sections, results_sections
 from browser import needs_browser
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -141,6 +141,24 @@ def test_results_say_how_they_were_made(results):
         in section.text
     )
     assert any("Periodic models against the others" in s.title for s in results)
+    for section in results:
+        if section.figures:
+            said = [section.text] if "cifar" in section.title else section.captions
+            assert all("Command: bochner run " in text and "Made in " in text for text in said), section.title
+
+
+def test_a_run_counts_once_however_many_rows_it_made():
+    origin = {"hardware": "a machine", "commit": "1234567890"}
+    angles = [
+        {"model": m, "protocol": "paper", "posterior": p, "angle": a, "seconds": s, **origin}
+        for m, s in (("relu", 100.0), ("sin", 50.0))
+        for p in ("map", "kfac")
+        for a in (0, 10)
+    ]
+    assert _made(angles, "c") == "Command: c. Made in 150 s, on a machine, by commit 1234567."
+    methods = [{"model": "relu", "method": m, "run_seconds": 1.25, **origin} for m in ("slices", "gp")]
+    assert "Made in 2.5 s," in _made(methods, "c")
+    assert "Made in a time that the rows do not hold," in _made([{"model": "relu", **origin}], "c")
 
 
 def test_tables_of_results_hold_the_numbers_of_their_rows(results):

@@ -11,13 +11,17 @@ from bochner.reports.blocks import MissingRowsError
 from bochner.reports.figures import save_figure
 
 
+def command_of(path: Path) -> str:
+    """The command that makes a file of rows, without its folder."""
+    protocol = " --protocol paper" if path.stem.endswith("-paper") else ""
+    return f"bochner run {path.stem.removesuffix('-paper')}{protocol}"
+
+
 def how_to_make(path: Path, error: MissingRowsError) -> str:
     """A sentence that says which rows a file lacks, and how to make them."""
-    experiment = path.stem.removesuffix("-paper")
-    protocol = " --protocol paper" if path.stem.endswith("-paper") else ""
     return (
         f"The file {path.name} lacks {error}; an older version may have made it. Remove the file and run "
-        f"bochner run {experiment}{protocol} --out {path.parent}."
+        f"{command_of(path)} --out {path.parent}."
     )
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from bochner.experiments.rows import Row, read_rows
 from bochner.reports import images, tables, theory, toys
 from bochner.reports.blocks import Block, MissingRowsError
-from bochner.reports.drawing import how_to_make
+from bochner.reports.drawing import command_of, how_to_make
 from bochner.reports.page import Section
 
 FIGURE_TITLES = {
@@ -28,27 +28,33 @@ FIGURE_TITLES = {
 }
 KINDS = ("theory", "toys", "uci", "images")
 
+# What a run is told by, whose time all of its rows repeat. The time itself is the last: posteriors may share a run or not.
+RUN = ("experiment", "set", "model", "prior", "method", "head", "protocol", "seed")
+
+
+def _seconds(row: Row) -> float | None:
+    return row.get("seconds", row.get("run_seconds"))
+
 
 def _made(rows: list[Row], command: str) -> str:
     """The command that makes rows again, and time, hardware and commits of these rows."""
     hardware = ", ".join(dict.fromkeys(row["hardware"] for row in rows if row.get("hardware")))
     commits = ", ".join(dict.fromkeys(str(row["commit"])[:7] for row in rows if row.get("commit")))
-    # A set's time is spread evenly over its models, and every fold repeats it.
-    units = {tuple(row.get(k) for k in ("set", "model", "seed", "posterior", "protocol", "head")): row for row in rows}
-    seconds = sum(row.get("seconds", 0.0) for row in units.values())
-    time = f" {seconds:.0f} s" if seconds else ""
-    return (
-        f"Command: {command}. Made in{time or ' a time that the rows do not hold'}, on {hardware}, by commit {commits}."
-    )
+    runs = {(*(row.get(each) for each in RUN), _seconds(row)) for row in rows}
+    times = [run[-1] for run in runs if run[-1] is not None]
+    time = f"{sum(times):{'.0f' if sum(times) >= 10 else '.2g'}} s" if times else "a time that the rows do not hold"
+    return f"Command: {command}. Made in {time}, on {hardware}, by commit {commits}."
 
 
 def _drawn(title: str, draw: Callable[[list[Row]], Figure], path: Path) -> Section:
-    """A figure under the first sentence of its function; where rows are missing, a text that says how to make them."""
+    """A figure under the first sentence of its function and how its rows were made; where some are missing, how to make them."""
+    rows = read_rows(path)
     try:
-        figure = draw(read_rows(path))
+        figure = draw(rows)
     except MissingRowsError as error:
         return Section(title, how_to_make(path, error))
-    return Section(title, figures=(figure,), captions=((inspect.getdoc(draw) or "").split("\n\n")[0],))
+    what = (inspect.getdoc(draw) or "").split("\n\n")[0]
+    return Section(title, figures=(figure,), captions=(f"{what} {_made(rows, command_of(path))}",))
 
 
 def _sections(blocks: Iterable[Block], untitled: str, *, prefix: str = "") -> list[Section]:
@@ -73,9 +79,10 @@ def _theory(folder: Path) -> list[Section]:
 def _toys(folder: Path) -> list[Section]:
     sections = []
     for experiment, figures in toys.DRAWN_FROM.items():
-        path = folder / f"{experiment}.jsonl"
-        if read_rows(path):
-            sections += [_drawn(f"Toys: {FIGURE_TITLES[name]}", toys.FIGURES[name], path) for name in figures]
+        for suffix, protocol in (("", ""), ("-paper", ", protocol paper")):
+            path = folder / f"{experiment}{suffix}.jsonl"
+            titles = {name: f"Toys: {FIGURE_TITLES[name]}{protocol}" for name in figures if read_rows(path)}
+            sections += [_drawn(title, toys.FIGURES[name], path) for name, title in titles.items()]
     return sections
 
 
@@ -103,13 +110,11 @@ def _with_figures(section: Section, drawn: dict[str, Figure]) -> Section:
 
 
 def _rotation(name: str, rows: list[Row]) -> list[Section]:
-    section = Section(f"Images: {name}", table=images.rotation_table(rows))
-    drawn = {
-        f"Protocol {protocol}: against the angle; the paper's curves dotted, where it has them.": images.rotation_figure(
-            rows, protocol
-        )
-        for protocol in sorted({row["protocol"] for row in rows if row["status"] == "ok"})
-    }
+    section, drawn = Section(f"Images: {name}", table=images.rotation_table(rows)), {}
+    for protocol in sorted({row["protocol"] for row in rows if row["status"] == "ok"}):
+        what = f"Protocol {protocol}: against the angle; the paper's curves dotted, where it has them."
+        made = _made([row for row in rows if row["protocol"] == protocol], f"bochner run {name} --protocol {protocol}")
+        drawn[f"{what} {made}"] = images.rotation_figure(rows, protocol)
     return [_with_figures(section, drawn)]
 
 
@@ -123,7 +128,8 @@ def _ood(rows: list[Row], head: str) -> Section:
         )
         for (_, posterior, protocol), histogram_rows in images.histograms(rows).items()
     }
-    section = Section(f"Images: cifar-ood, head {head}", "\n\n".join(blocks[0].text), blocks[-1].table)
+    text = [*blocks[0].text, _made(rows, f"bochner run cifar-ood --head {head}")]
+    section = Section(f"Images: cifar-ood, head {head}", "\n\n".join(text), blocks[-1].table)
     return _with_figures(section, drawn)
 
 
