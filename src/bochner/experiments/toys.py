@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -75,8 +75,6 @@ class Config:
         units: Units of the banana networks.
         widths: Numbers of units in the width experiment.
         toy_units: Units of the regression networks.
-        toy_particles: Particles of one of their populations.
-        toy_sweeps: Sweeps for each of their steps; in regression heavy-tailed units mix slowly on the way.
         grid: Points along each side of the square on which banana is drawn.
         extent: Half the side of this square.
         gp_steps: Optimiser steps for the hyperparameters of the Gaussian processes.
@@ -94,8 +92,6 @@ class Config:
     units: int = 30
     widths: tuple[int, ...] = (10, 20, 30)
     toy_units: int = 10
-    toy_particles: int = 512
-    toy_sweeps: int = 20
     grid: int = 60
     extent: float = 4.0
     gp_steps: int = 300
@@ -297,9 +293,8 @@ def _toy_network(prior: str, config: Config) -> Row:
 
 def toy_1d(config: Config) -> Units:
     """One-dimensional regression under nine priors, by networks and by Gaussian processes (Figs. "regression(-finite)")."""
-    sizes = replace(config, particles=config.toy_particles, sweeps=config.toy_sweeps)
     units: Units = {("data", ""): lambda: _data_row("toy-1d")}
-    units |= {("slices", prior): partial(_toy_network, prior, sizes) for prior in NINE}
+    units |= {("slices", prior): partial(_toy_network, prior, config) for prior in NINE}
     return units | {("gp", prior): partial(_toy_process, prior, config) for prior in NINE}
 
 

@@ -15,6 +15,7 @@ with the units' outputs $\Phi$ and the prior precisions P; they are drawn from t
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
@@ -28,7 +29,11 @@ LENGTHSCALE_PRIOR = (2.0, 0.5)  # shape and rate of its Gamma prior, as in ``lay
 NOISE_PRIOR = (0.5, 1.0)  # shape and rate of its Gamma prior, as in ``likelihoods``
 TWO_PI = 2 * math.pi
 
+Index = Tensor | slice  # some of the particles
 Evaluated = tuple[Tensor, Tensor]  # outputs of particles at all rows, and their log likelihoods
+Normal = Callable[..., Tensor]  # standard normal numbers of a shape
+
+HEAD_MOVES = 4  # of output weights and biases for one evaluation of all units, which costs as much as several moves
 
 
 def from_squares(normal: Tensor, prior: tuple[float, float]) -> Tensor:
@@ -46,7 +51,7 @@ class SampledNetwork(ABC):
 
     Attributes:
         unit_numbers: Numbers of a unit.
-        shared_numbers: Numbers that all units share.
+        shared_numbers: Numbers that all units share; the first ``lengthscale_numbers`` are those of the lengthscale.
         recordable: Whether a CUDA graph can record it; factorisations it cannot.
         part_bytes: Outputs of the particles that move together on a processor; of fewer, each operation would do too little.
     """
@@ -65,7 +70,7 @@ class SampledNetwork(ABC):
             {"uniform": 2, "normal": 1}[self.layer.activation.bias] if self.layer.bias is not None else 0
         )
         self.unit_numbers = self.dim + self.squares + self.bias_numbers
-        self.shared_numbers = int(2 * LENGTHSCALE_PRIOR[0])
+        self.shared_numbers = self.lengthscale_numbers = int(2 * LENGTHSCALE_PRIOR[0])
         precisions = model.precisions()
         self.weight_std = float(model.amplitude) / math.sqrt(precisions["output.weight"])
         self.bias_std = 1 / math.sqrt(precisions["output.bias"]) if model.output.has_bias else 0.0
@@ -95,9 +100,25 @@ class SampledNetwork(ABC):
         angle = rest[..., self.squares : self.squares + self.bias_numbers]
         return weight, torch.atan2(angle[..., 0], angle[..., 1]) if self.bias_numbers == 2 else angle[..., 0]
 
+    def draw_weights(self, v: Tensor, weight: Tensor, normal: Normal) -> None:
+        """Puts into v, in place, a draw of the numbers that make given weights.
+
+        Given w = n/s with k squares in s² and n of length b, s² is a chi-squared variable with k + b squares over k + |w|².
+        """
+        if self.squares:
+            spectrum = self.layer.spectrum
+            assert isinstance(spectrum, Matern)
+            degrees, blocks = int(2 * spectrum.nu), weight.unflatten(-1, (-1, 1 if spectrum.product else self.dim))
+            squares = normal(*blocks.shape[:-1], degrees + blocks.shape[-1]).square().sum(-1, keepdim=True)
+            scale = (squares / (degrees + blocks.square().sum(-1, keepdim=True))).sqrt()
+            direction = nn.functional.normalize(normal(*blocks.shape[:-1], degrees), dim=-1)
+            v[..., self.dim : self.dim + self.squares] = (math.sqrt(degrees) * scale * direction).flatten(-2)
+            weight = (scale * blocks).flatten(-2)
+        v[..., : self.dim] = weight
+
     def lengthscale(self, shared: Tensor) -> Tensor:
         """Lengthscale of each particle."""
-        return from_squares(shared[:, : int(2 * LENGTHSCALE_PRIOR[0])], LENGTHSCALE_PRIOR)
+        return from_squares(shared[:, : self.lengthscale_numbers], LENGTHSCALE_PRIOR)
 
     def hidden(self, v: Tensor, shared: Tensor) -> Tensor:
         """Outputs (particles, units, n) of units at all rows from their numbers (particles, units, numbers)."""
@@ -122,6 +143,10 @@ class SampledNetwork(ABC):
     @abstractmethod
     def with_unit(self, rest: Tensor, unit_numbers: Tensor, shared: Tensor, unit: int) -> Evaluated:
         """Outputs and log likelihoods where one unit has the numbers ``unit_numbers``, (particles, numbers)."""
+
+    @abstractmethod
+    def move_head(self, particles: "Particles", normal: Normal, move: Callable[["Ellipse"], None]) -> None:
+        """Moves what does not belong to a unit's shape: output weights and biases of classes, the noise of a regression."""
 
     @abstractmethod
     def head(self, particles: "Particles", generator: torch.Generator) -> dict[str, Tensor]:
@@ -155,8 +180,12 @@ class SampledClassifier(SampledNetwork):
 
     def evaluate(self, v: Tensor, shared: Tensor) -> Evaluated:
         """Logits at all rows and log likelihoods."""
-        f = (self.weight_std * self._of_logits(v)).mT @ self.hidden(v, shared)
-        return self._with_log_likelihood(f + self.bias_std * self._of_logits(shared)[..., None] if self.bias_std else f)
+        return self._with_log_likelihood(self._f(self.hidden(v, shared), v, shared))
+
+    def _f(self, h: Tensor, v: Tensor, shared: Tensor) -> Tensor:
+        """Logits from outputs of units and the numbers of output weights and biases, the last of units and of what is shared."""
+        f = (self.weight_std * self._of_logits(v)).mT @ h
+        return f + self.bias_std * self._of_logits(shared)[..., None] if self.bias_std else f
 
     def without(self, outputs: Tensor, v: Tensor, shared: Tensor, unit: int) -> Tensor:
         """The logits without the unit's share."""
@@ -170,6 +199,27 @@ class SampledClassifier(SampledNetwork):
     def with_unit(self, rest: Tensor, unit_numbers: Tensor, shared: Tensor, unit: int) -> Evaluated:  # noqa: ARG002
         """Logits and log likelihoods where one unit has the numbers ``unit_numbers``."""
         return self._with_log_likelihood(self._with_share(rest, unit_numbers, shared, self.weight_std))
+
+    def move_head(self, particles: "Particles", normal: Normal, move: Callable[["Ellipse"], None]) -> None:
+        """Moves all output weights and biases at a time. Logits are linear in them, and so go along the same ellipse."""
+        h, size = self.hidden(particles.v, particles.shared), self.logits
+        weights, biases = particles.v[..., -size:], particles.shared[:, -size:]
+        particles.outputs.copy_(self._f(h, weights, biases))  # without the rounding of many small changes
+        particles.level.copy_(self._with_log_likelihood(particles.outputs)[1])
+        ends = weights[0].numel(), weights[0].numel() + size
+
+        def joined(weights: Tensor, biases: Tensor) -> Tensor:
+            return torch.cat([weights.flatten(1), biases, self._f(h, weights, biases).flatten(1)], 1)
+
+        def propose(numbers: Tensor, at: Index) -> Evaluated:  # noqa: ARG001
+            return self._with_log_likelihood(numbers[:, ends[1] :].unflatten(1, particles.outputs.shape[1:]))
+
+        for _ in range(HEAD_MOVES):
+            ellipse = Ellipse(joined(weights, biases), joined(normal(*weights.shape), normal(*biases.shape)), propose)
+            move(ellipse)
+            weights.copy_(ellipse.numbers[:, : ends[0]].view_as(weights))
+            if self.bias_std:
+                biases.copy_(ellipse.numbers[:, ends[0] : ends[1]])
 
     def head(self, particles: "Particles", generator: torch.Generator) -> dict[str, Tensor]:  # noqa: ARG002
         """Output weights, and biases where there are some."""
@@ -236,6 +286,16 @@ class SampledRegression(SampledNetwork):
         h = torch.cat([rest[:, :unit], new, rest[:, unit + 1 :]], 1)
         return h, self.log_likelihood(h, self.noise(shared))
 
+    def move_head(self, particles: "Particles", normal: Normal, move: Callable[["Ellipse"], None]) -> None:
+        """Moves the noise; the output weights are integrated out."""
+        numbers = particles.shared[:, self.lengthscale_numbers :]
+
+        def propose(numbers: Tensor, at: Index) -> Evaluated:
+            h = particles.outputs[at]
+            return h, self.log_likelihood(h, self.noise(numbers))
+
+        move(Ellipse(numbers, normal(*numbers.shape), propose))
+
     def head(self, particles: "Particles", generator: torch.Generator) -> dict[str, Tensor]:
         """Noise, and output weights drawn from their conditional distribution."""
         noise = self.noise(particles.shared)
@@ -245,6 +305,21 @@ class SampledRegression(SampledNetwork):
         width = self.layer.out_features
         parameters = {"output.weight": drawn[:, None, :width], "likelihood.log_noise": noise.log()}
         return parameters | {"output.bias": drawn[:, width:]} if self.bias_std else parameters
+
+
+@dataclass
+class Ellipse:
+    """Numbers with a standard normal prior and a draw from it: particles move along the ellipse through both.
+
+    Attributes:
+        numbers: Where they are, (particles, numbers); changed in place.
+        draw: The draw.
+        propose: Outputs and log likelihoods of some particles at other numbers.
+    """
+
+    numbers: Tensor
+    draw: Tensor
+    propose: Callable[[Tensor, Index], Evaluated]
 
 
 @dataclass

@@ -8,7 +8,6 @@ MacKay, 2010), a unit at a time. Populations that agree in the end have found th
 # Parts of torch declare no types:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-from collections.abc import Callable
 from dataclasses import fields
 
 import torch
@@ -20,7 +19,9 @@ from bochner.likelihoods import Gaussian
 from bochner.models import Model
 from bochner.posteriors.normal_form import (
     TWO_PI,
+    Ellipse,
     Evaluated,
+    Index,
     Particles,
     SampledClassifier,
     SampledNetwork,
@@ -33,8 +34,6 @@ from bochner.training.checks import check_data
 MAX_TRIES = 12  # points tried on an ellipse before a particle stays where it is; nearly all need fewer than six
 BISECTION_STEPS = 30  # of an interval in which the next t is looked for
 MIN_EFFECTIVE_SHARE = 0.5  # share of the particles' effective number that a step in t leaves
-
-Index = Tensor | slice  # some of the particles
 
 
 def slice_sample(model: Model, x: Tensor, y: Tensor, sampling: Sampling | None = None, *, sweeps: int = 5) -> Sampled:
@@ -171,31 +170,51 @@ class _Sampler:
             def propose(proposal: Tensor, at: Index, rest: Tensor = rest, unit: int = unit) -> Evaluated:
                 return target.with_unit(rest[at], proposal, particles.shared[at], unit)
 
-            self._slice(particles, particles.v[:, unit], propose)
-        self._slice(particles, particles.shared, lambda proposal, at: target.evaluate(particles.v[at], proposal))
+            numbers = particles.v[:, unit]
+            self._slice(particles, Ellipse(numbers, self._normal(*numbers.shape), propose), self.temperature)
+        self._stretch(particles)
+        target.move_head(particles, self._normal, lambda ellipse: self._slice(particles, ellipse, self.temperature))
 
-    def _slice(self, particles: Particles, numbers: Tensor, propose: Callable[[Tensor, Index], Evaluated]) -> None:
-        """Moves numbers (particles, numbers) in place, along an ellipse through where they are and a draw from the prior.
+    def _stretch(self, particles: Particles) -> None:
+        """Moves the lengthscale and all weights with it, which leaves the function as it is.
+
+        Else a lengthscale could change only as little as weights that stay where they are allow. Given the slopes w/ℓ, the prior
+        of the D weights, p(ℓ w/ℓ) ℓ^D, is a likelihood of ℓ. The numbers that make the weights are then drawn anew.
+        """
+        target, numbers = self.target, particles.shared[:, : self.target.lengthscale_numbers]
+        slope = target.weights(particles.v)[0] / target.lengthscale(numbers)[:, None, None]
+
+        def propose(proposal: Tensor, at: Index) -> Evaluated:
+            lengthscale = target.lengthscale(proposal)
+            prior = target.layer.spectrum.weight_log_prob(lengthscale[:, None, None] * slope[at])
+            return proposal[:, :0], prior.flatten(1).sum(1) + slope[0].numel() * lengthscale.log()
+
+        same = Particles(particles.v, numbers, *propose(numbers, slice(None)))
+        self._slice(same, Ellipse(numbers, self._normal(*numbers.shape), propose), 1.0)
+        target.draw_weights(particles.v, slope * target.lengthscale(numbers)[:, None, None], self._normal)
+
+    def _slice(self, particles: Particles, ellipse: Ellipse, temperature: Tensor | float) -> None:
+        """Moves numbers in place along an ellipse, as far as a slice under the likelihood at a temperature allows.
 
         Only particles that have not moved yet are tried again; within a graph, whose shapes are fixed, all are.
 
         Args:
-            particles: The particles that the numbers belong to.
-            numbers: The numbers; outputs and log likelihoods of the particles are changed with them.
-            propose: Outputs and log likelihoods of some particles at other numbers.
+            particles: The particles that the numbers belong to; their outputs and log likelihoods change too.
+            ellipse: The numbers and where they may go.
+            temperature: Power of the likelihood.
         """
-        count = len(numbers)
-        start, prior_draw = numbers.clone(), self._normal(*numbers.shape)
+        numbers, draw, count = ellipse.numbers, ellipse.draw, len(ellipse.numbers)
+        start = numbers.clone()
         uniform = torch.rand(MAX_TRIES + 1, count, generator=self.generator, dtype=numbers.dtype, device=numbers.device)
-        threshold = self.temperature * particles.level + uniform[0].log()
+        threshold = temperature * particles.level + uniform[0].log()
         angle = TWO_PI * uniform[1]
         low, high = angle - TWO_PI, angle
         moving = torch.ones_like(threshold, dtype=torch.bool)
         at: Index = slice(None)
         for number in range(MAX_TRIES):
-            proposal = (start * angle.cos()[:, None] + prior_draw * angle.sin()[:, None])[at]
-            outputs, level = propose(proposal, at)
-            accepted = moving[at] & (self.temperature * level > threshold[at])
+            proposal = start[at] * angle[at].cos()[:, None] + draw[at] * angle[at].sin()[:, None]
+            outputs, level = ellipse.propose(proposal, at)
+            accepted = moving[at] & (temperature * level > threshold[at])
             changed = ((numbers, proposal), (particles.outputs, outputs), (particles.level, level))
             if self.records:
                 for old, new in changed:
