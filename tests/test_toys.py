@@ -22,6 +22,7 @@ from bochner.reports.toys import DRAWN_FROM, FIGURES
 SMALL = Config(
     populations=2,
     particles=8,
+    toy_particles=8,
     sweeps=1,
     warmup=1,
     units=3,

@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -75,6 +75,8 @@ class Config:
         units: Units of the banana networks.
         widths: Numbers of units in the width experiment.
         toy_units: Units of the regression networks.
+        toy_particles: Particles of one of their populations. Of Matérn-3/2 two modes share the posterior, at lengthscales of 0.8
+            and 2.2, and the second holds few particles on the way: of 256, populations end with shares of their own.
         grid: Points along each side of the square on which banana is drawn.
         extent: Half the side of this square.
         gp_steps: Optimiser steps for the hyperparameters of the Gaussian processes.
@@ -92,6 +94,7 @@ class Config:
     units: int = 30
     widths: tuple[int, ...] = (10, 20, 30)
     toy_units: int = 10
+    toy_particles: int = 512
     grid: int = 60
     extent: float = 4.0
     gp_steps: int = 300
@@ -293,8 +296,9 @@ def _toy_network(prior: str, config: Config) -> Row:
 
 def toy_1d(config: Config) -> Units:
     """One-dimensional regression under nine priors, by networks and by Gaussian processes (Figs. "regression(-finite)")."""
+    larger = replace(config, particles=config.toy_particles)
     units: Units = {("data", ""): lambda: _data_row("toy-1d")}
-    units |= {("slices", prior): partial(_toy_network, prior, config) for prior in NINE}
+    units |= {("slices", prior): partial(_toy_network, prior, larger) for prior in NINE}
     return units | {("gp", prior): partial(_toy_process, prior, config) for prior in NINE}
 
 
