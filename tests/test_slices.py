@@ -12,12 +12,13 @@ from bochner.experiments.published import SampledModel
 from bochner.posteriors.normal_form import (
     LENGTHSCALE_PRIOR,
     NOISE_PRIOR,
+    Particles,
     SampledClassifier,
     SampledRegression,
     from_squares,
 )
 from bochner.posteriors.samples import Sampling
-from bochner.posteriors.slices import slice_sample
+from bochner.posteriors.slices import _Sampler, slice_sample
 
 X = torch.tensor([[-1.0], [0.2], [0.9], [1.5]], dtype=torch.float64)
 Y = torch.tensor([[0.4], [-0.3], [0.8], [0.1]], dtype=torch.float64)
@@ -114,6 +115,77 @@ def test_numbers_have_the_distributions_of_the_priors(product, generator):
     for value, (shape, rate) in ((target.lengthscale(shared), LENGTHSCALE_PRIOR), (target.noise(shared), NOISE_PRIOR)):
         assert scipy.stats.kstest(value, scipy.stats.gamma(shape, scale=1 / rate).cdf).pvalue > 1e-4
     torch.testing.assert_close(from_squares(torch.tensor([[1.0, 2.0]]), (1.0, 2.5)), torch.tensor([1.0]))
+
+
+@pytest.mark.parametrize("kernel", ["rbf", Matern(1.5), Matern(0.5), Matern(1.5, product=True)])
+def test_a_stretch_leaves_the_function_and_the_prior_as_they_are(kernel, generator):
+    """From the prior to the prior by Kolmogorov–Smirnov tests; slopes w/ℓ stay; and given them ℓ has its density, by quadrature."""
+    count = 20_000
+    target = SampledRegression(
+        network(2, kernel, dim=2), torch.randn(4, 2, generator=generator, dtype=torch.float64), Y
+    )
+    v, shared = normal(generator, count, 2, target.unit_numbers), normal(generator, count, target.shared_numbers)
+    particles = Particles(v, shared, *target.evaluate(v, shared))
+    sampler = object.__new__(_Sampler)
+    sampler.target, sampler.generator, sampler.records = target, generator, False
+    slope = target.weights(v)[0] / target.lengthscale(shared)[:, None, None]
+    before = particles.outputs.clone()
+    sampler._stretch(particles)
+    torch.testing.assert_close(target.weights(v)[0] / target.lengthscale(shared)[:, None, None], slope)
+    torch.testing.assert_close(target.evaluate(v, shared)[0], before)
+    for numbers in (v[..., : 2 + target.squares].flatten(1), shared[:, : target.lengthscale_numbers]):
+        for column in numbers.T:
+            assert scipy.stats.kstest(column, "norm").pvalue > 1e-5
+    # All particles from one and the same set of slopes: what ℓ comes to after many stretches.
+    v, shared = v[:1].repeat(count, 1, 1), shared[:1].repeat(count, 1)
+    for _ in range(40):
+        sampler._stretch(Particles(v, shared, before, particles.level))
+    lengthscale = torch.linspace(1e-3, 40, 40_000, dtype=torch.float64)
+    weights = lengthscale[:, None, None] * slope[:1]
+    prior = target.layer.spectrum.weight_log_prob(weights).flatten(1).sum(1) + 4 * lengthscale.log()
+    density = (prior + lengthscale.log() - lengthscale / 2).exp()
+    share = density.cumsum(0) / density.sum()
+    assert scipy.stats.kstest(target.lengthscale(shared), lambda x: np.interp(x, lengthscale, share)).pvalue > 1e-4
+
+
+def test_a_draw_of_exactly_zero_is_a_direction_too():
+    target = SampledRegression(network(1, "exponential"), X, Y)
+    weight = torch.full((3, 1, 1), 2.0, dtype=torch.float64)
+    v = torch.zeros(3, 1, target.unit_numbers, dtype=torch.float64)
+    target.draw_weights(
+        v, weight, lambda *shape: torch.tensor([0.0, 1.0], dtype=torch.float64)[: shape[-1]].expand(shape)
+    )
+    torch.testing.assert_close(target.weights(v)[0], weight)
+
+
+@pytest.mark.parametrize("classes", ["one logit", 2, 3])
+def test_output_weights_and_biases_move_by_their_posterior(classes, generator):
+    """All else fixed: means of the logits after many moves against the prior's draws weighed by their likelihood."""
+    target = SampledClassifier(classes_network(classes), X, LABELS)
+    count = 4000
+    v = normal(generator, 1, 3, target.unit_numbers).repeat(count, 1, 1)
+    shared = normal(generator, 1, target.shared_numbers).repeat(count, 1)
+    weights, biases = v.clone(), shared.clone()
+    weights[..., -target.logits :].normal_(generator=generator)
+    biases[:, -target.logits :].normal_(generator=generator)
+    logits, level = target.evaluate(weights, biases)
+    share = torch.softmax(level, 0)[:, None, None]
+    expected = (share * logits).sum(0)
+    error = (share.square() * (logits - expected).square()).sum(0).sqrt()
+    particles = Particles(v, shared, *target.evaluate(v, shared))
+    sampler = object.__new__(_Sampler)
+    sampler.generator, sampler.records = generator, False
+    kept = v[..., : -target.logits].clone(), shared[:, : -target.logits].clone()
+    for _ in range(15):
+        target.move_head(
+            particles, lambda *shape: normal(generator, *shape), lambda e: sampler._slice(particles, e, 1.0)
+        )
+    for found, known in zip((v[..., : -target.logits], shared[:, : -target.logits]), kept, strict=True):
+        torch.testing.assert_close(found, known, rtol=0, atol=0)
+    for found, known in zip((particles.outputs, particles.level), target.evaluate(v, shared), strict=True):
+        torch.testing.assert_close(found, known)
+    spread = torch.hypot(error, particles.outputs.std(0) / math.sqrt(count))
+    assert ((particles.outputs.mean(0) - expected).abs() / spread).max() < 4
 
 
 CURVE = torch.linspace(-1.5, 1.5, 8, dtype=torch.float64)[:, None]

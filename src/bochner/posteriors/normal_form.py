@@ -111,7 +111,8 @@ class SampledNetwork(ABC):
             degrees, blocks = int(2 * spectrum.nu), weight.unflatten(-1, (-1, 1 if spectrum.product else self.dim))
             squares = normal(*blocks.shape[:-1], degrees + blocks.shape[-1]).square().sum(-1, keepdim=True)
             scale = (squares / (degrees + blocks.square().sum(-1, keepdim=True))).sqrt()
-            direction = nn.functional.normalize(normal(*blocks.shape[:-1], degrees), dim=-1)
+            # In float32 one draw in 2^24 is exactly zero, and a number alone would have no direction.
+            direction = nn.functional.normalize(normal(*blocks.shape[:-1], degrees) + 1e-15, dim=-1, eps=1e-18)
             v[..., self.dim : self.dim + self.squares] = (math.sqrt(degrees) * scale * direction).flatten(-2)
             weight = (scale * blocks).flatten(-2)
         v[..., : self.dim] = weight
