@@ -158,6 +158,13 @@ def test_a_run_counts_once_however_many_rows_it_made():
     assert _made(angles, "c") == "Command: c. Made in 150 s, on a machine, by commit 1234567."
     methods = [{"model": "relu", "method": m, "run_seconds": 1.25, **origin} for m in ("slices", "gp")]
     assert "Made in 2.5 s," in _made(methods, "c")
+    whole = [{"prior": p, "file_seconds": 0.08, **origin} for p in "abc"]
+    assert "Made in 0.08 s," in _made(whole, "c")
+    pretrained = [{"model": m, "seed": 3, "seconds": 20.0, "pretrain_seconds": 100.0, **origin} for m in "ab"]
+    assert _made(pretrained, "c").startswith("Command: c, and with --seed 3. Made in 140 s,")
+    assert _made([{"seconds": 1.0, "hardware": "h", "commit": "1234567890-dirty"}], "c").endswith(
+        "by commit 1234567-dirty."
+    )
     assert "Made in a time that the rows do not hold," in _made([{"model": "relu", **origin}], "c")
 
 

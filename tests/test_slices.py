@@ -63,14 +63,18 @@ def test_rounding_makes_no_network_more_probable_than_any_can_be(generator):
 
 
 def classes_network(classes):
-    """A network for classes with an output bias; "one logit" is the published one."""
+    """A network for classes, with an output bias unless the name says otherwise; "one logit" is the published one."""
     layer = network(3, Matern(1.5), "triangle").layer
     if classes == "one logit":
         return SampledModel(layer, Categorical(), torch.Generator().manual_seed(0))
-    return Model(layer, classes, Categorical(), amplitude=1.7, output_bias=True)
+    number, bias = (int(classes[0]), False) if isinstance(classes, str) else (classes, True)
+    return Model(layer, number, Categorical(), amplitude=1.7, output_bias=bias)
 
 
-@pytest.mark.parametrize("classes", ["one logit", 2, 3])
+CLASSES = ["one logit", 2, 3, "2 without bias", "6 without bias"]
+
+
+@pytest.mark.parametrize("classes", CLASSES)
 def test_a_replaced_unit_has_the_likelihood_of_the_new_network(classes, generator):
     target = SampledClassifier(classes_network(classes), X, LABELS)
     v, shared = normal(generator, 5, 3, target.unit_numbers), normal(generator, 5, target.shared_numbers)
@@ -83,7 +87,7 @@ def test_a_replaced_unit_has_the_likelihood_of_the_new_network(classes, generato
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("classes", ["one logit", 2, 3])
+@pytest.mark.parametrize("classes", CLASSES)
 def test_a_drawn_network_has_the_likelihood_of_its_particle(classes, monkeypatch):
     """The parameters that are handed out, in the model itself, give the likelihood that the sampler worked with."""
     kept = []
@@ -93,7 +97,7 @@ def test_a_drawn_network_has_the_likelihood_of_its_particle(classes, monkeypatch
         classes_network(classes), X, LABELS, Sampling(warmup=2, samples=3, chains=2, seed=3), sweeps=1
     )
     logits = posterior.outputs(X).flatten(0, 1)
-    assert logits.shape == (6, 4, 3 if classes == 3 else 2)
+    assert logits.shape == (6, 4, {3: 3, "6 without bias": 6}.get(classes, 2))
     expected = torch.log_softmax(logits, -1)[:, torch.arange(4), LABELS].sum(-1)
     torch.testing.assert_close(expected, kept[-1])
 
@@ -117,8 +121,16 @@ def test_numbers_have_the_distributions_of_the_priors(product, generator):
     torch.testing.assert_close(from_squares(torch.tensor([[1.0, 2.0]]), (1.0, 2.5)), torch.tensor([1.0]))
 
 
+def sampler_of(target, generator, records):
+    """What moves particles, without particles of its own. With ``records`` as within a CUDA graph: all tries for all particles."""
+    sampler = object.__new__(_Sampler)
+    sampler.target, sampler.generator, sampler.records = target, generator, records
+    return sampler
+
+
+@pytest.mark.parametrize("records", [False, True])
 @pytest.mark.parametrize("kernel", ["rbf", Matern(1.5), Matern(0.5), Matern(1.5, product=True)])
-def test_a_stretch_leaves_the_function_and_the_prior_as_they_are(kernel, generator):
+def test_a_stretch_leaves_the_function_and_the_prior_as_they_are(kernel, records, generator):
     """From the prior to the prior by Kolmogorov–Smirnov tests; slopes w/ℓ stay; and given them ℓ has its density, by quadrature."""
     count = 20_000
     target = SampledRegression(
@@ -126,8 +138,7 @@ def test_a_stretch_leaves_the_function_and_the_prior_as_they_are(kernel, generat
     )
     v, shared = normal(generator, count, 2, target.unit_numbers), normal(generator, count, target.shared_numbers)
     particles = Particles(v, shared, *target.evaluate(v, shared))
-    sampler = object.__new__(_Sampler)
-    sampler.target, sampler.generator, sampler.records = target, generator, False
+    sampler = sampler_of(target, generator, records)
     slope = target.weights(v)[0] / target.lengthscale(shared)[:, None, None]
     before = particles.outputs.clone()
     sampler._stretch(particles)
@@ -148,6 +159,22 @@ def test_a_stretch_leaves_the_function_and_the_prior_as_they_are(kernel, generat
     assert scipy.stats.kstest(target.lengthscale(shared), lambda x: np.interp(x, lengthscale, share)).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("product", [False, True])
+def test_numbers_drawn_for_given_weights_are_those_of_their_conditional(product, generator):
+    """w s is the normal number again, and s² is chi-squared: of as many squares as make it, plus the weights that share it."""
+    target = SampledRegression(network(1, Matern(1.5, product=product), dim=2), torch.randn(4, 2).double(), Y)
+    weight = torch.tensor([0.7, -2.0], dtype=torch.float64).expand(20_000, 1, 2)
+    v = torch.zeros(20_000, 1, target.unit_numbers, dtype=torch.float64)
+    target.draw_weights(v, weight, lambda *shape: normal(generator, *shape))
+    torch.testing.assert_close(target.weights(v)[0], weight)
+    blocks = weight[..., None] if product else weight[..., None, :]
+    scale = v[..., 2 : 2 + target.squares].unflatten(-1, (-1, 3)).square().mean(-1)
+    torch.testing.assert_close(v[..., :2], weight * scale.sqrt())
+    together = scale * (3 + blocks.square().sum(-1))
+    for column in together.flatten(1).T:
+        assert scipy.stats.kstest(column, scipy.stats.chi2(3 + blocks.shape[-1]).cdf).pvalue > 1e-4
+
+
 def test_a_draw_of_exactly_zero_is_a_direction_too():
     target = SampledRegression(network(1, "exponential"), X, Y)
     weight = torch.full((3, 1, 1), 2.0, dtype=torch.float64)
@@ -156,10 +183,12 @@ def test_a_draw_of_exactly_zero_is_a_direction_too():
         v, weight, lambda *shape: torch.tensor([0.0, 1.0], dtype=torch.float64)[: shape[-1]].expand(shape)
     )
     torch.testing.assert_close(target.weights(v)[0], weight)
+    assert bool(torch.isfinite(target.weights(v.zero_())[0]).all())
 
 
-@pytest.mark.parametrize("classes", ["one logit", 2, 3])
-def test_output_weights_and_biases_move_by_their_posterior(classes, generator):
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("classes", CLASSES)
+def test_output_weights_and_biases_move_by_their_posterior(classes, records, generator):
     """All else fixed: means of the logits after many moves against the prior's draws weighed by their likelihood."""
     target = SampledClassifier(classes_network(classes), X, LABELS)
     count = 4000
@@ -167,20 +196,18 @@ def test_output_weights_and_biases_move_by_their_posterior(classes, generator):
     shared = normal(generator, 1, target.shared_numbers).repeat(count, 1)
     weights, biases = v.clone(), shared.clone()
     weights[..., -target.logits :].normal_(generator=generator)
-    biases[:, -target.logits :].normal_(generator=generator)
+    biases[:, target.lengthscale_numbers :].normal_(generator=generator)
     logits, level = target.evaluate(weights, biases)
     share = torch.softmax(level, 0)[:, None, None]
     expected = (share * logits).sum(0)
     error = (share.square() * (logits - expected).square()).sum(0).sqrt()
     particles = Particles(v, shared, *target.evaluate(v, shared))
-    sampler = object.__new__(_Sampler)
-    sampler.generator, sampler.records = generator, False
-    kept = v[..., : -target.logits].clone(), shared[:, : -target.logits].clone()
+    sampler, state = sampler_of(target, generator, records), (particles.outputs, particles.level)
+    others = v[..., : -target.logits], shared[:, : target.lengthscale_numbers]
+    kept = [each.clone() for each in others]
     for _ in range(15):
-        target.move_head(
-            particles, lambda *shape: normal(generator, *shape), lambda e: sampler._slice(particles, e, 1.0)
-        )
-    for found, known in zip((v[..., : -target.logits], shared[:, : -target.logits]), kept, strict=True):
+        target.move_head(particles, lambda *shape: normal(generator, *shape), lambda e: sampler._slice(state, e, 1.0))
+    for found, known in zip(others, kept, strict=True):
         torch.testing.assert_close(found, known, rtol=0, atol=0)
     for found, known in zip((particles.outputs, particles.level), target.evaluate(v, shared), strict=True):
         torch.testing.assert_close(found, known)
@@ -253,12 +280,19 @@ def test_a_seed_gives_the_same_draws_and_other_networks_are_refused():
     for name, value in one.items():
         torch.testing.assert_close(value, two[name], rtol=0, atol=0)
     layer = StationaryLayer(1, 4, activation="paired", dtype=torch.float64)
-    with pytest.raises(ValueError, match="must be a network without an extractor and with one output for each unit"):
+    with pytest.raises(ValueError, match="must be a network without an extractor, with one output for each unit"):
         slice_sample(Model(layer, 2, Categorical()), X, LABELS)
     with pytest.raises(ValueError, match=r"a whole number of degrees of freedom 2ν, got Matern\(nu=0\.7"):
         slice_sample(network(kernel=Matern(0.7)), X, Y)
     with pytest.raises(ValueError, match=r"must be in float64 for regression, got torch\.float32"):
         slice_sample(network().float(), X.float(), Y.float())
+    several = StationaryLayer(2, 3, lengthscale=torch.ones(2, dtype=torch.float64), dtype=torch.float64)
+    with pytest.raises(ValueError, match="one lengthscale that is learnt"):
+        slice_sample(Model(several, 1, Gaussian()), X.repeat(1, 2), Y)
+    fixed = network()
+    fixed.layer.log_lengthscale.requires_grad_(False)
+    with pytest.raises(ValueError, match="one lengthscale that is learnt"):
+        slice_sample(fixed, X, Y)
 
 
 @pytest.mark.gpu

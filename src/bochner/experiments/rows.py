@@ -173,7 +173,7 @@ def make_once(
         return
     start = time.perf_counter()
     rows = make()
-    origin["run_seconds"] = round(time.perf_counter() - start, 2)
+    origin["file_seconds"] = round(time.perf_counter() - start, 2)
     write_rows(path, [{**unit, **provenance(device), **origin, **row} for row in rows])
     replaced = f"   replaces {len(old)} rows of another unit" if old else ""
     report(f"{path.stem:<20} {time.perf_counter() - start:7.1f} s   {path}{replaced}")

@@ -33,6 +33,7 @@ Index = Tensor | slice  # some of the particles
 Evaluated = tuple[Tensor, Tensor]  # outputs of particles at all rows, and their log likelihoods
 Normal = Callable[..., Tensor]  # standard normal numbers of a shape
 
+SMALLEST_SQUARE = 1e-18  # of a number that a weight is divided by, or that has a direction
 HEAD_MOVES = 4  # of output weights and biases for one evaluation of all units, which costs as much as several moves
 
 
@@ -53,7 +54,7 @@ class SampledNetwork(ABC):
         unit_numbers: Numbers of a unit.
         shared_numbers: Numbers that all units share; the first ``lengthscale_numbers`` are those of the lengthscale.
         recordable: Whether a CUDA graph can record it; factorisations it cannot.
-        part_bytes: Outputs of the particles that move together on a processor; of fewer, each operation would do too little.
+        part_bytes: Bytes of outputs of the particles that move together on a processor; with fewer, operations would do too little.
     """
 
     recordable = False
@@ -94,7 +95,8 @@ class SampledNetwork(ABC):
             spectrum = self.layer.spectrum
             assert isinstance(spectrum, Matern)
             squares = rest[..., : self.squares].square().unflatten(-1, (-1, int(2 * spectrum.nu)))
-            weight = weight * squares.mean(-1).rsqrt()
+            # In float32 one draw in millions is exactly zero.
+            weight = weight * squares.mean(-1).clamp(min=SMALLEST_SQUARE).rsqrt()
         if not self.bias_numbers:
             return weight, None
         angle = rest[..., self.squares : self.squares + self.bias_numbers]
@@ -111,8 +113,9 @@ class SampledNetwork(ABC):
             degrees, blocks = int(2 * spectrum.nu), weight.unflatten(-1, (-1, 1 if spectrum.product else self.dim))
             squares = normal(*blocks.shape[:-1], degrees + blocks.shape[-1]).square().sum(-1, keepdim=True)
             scale = (squares / (degrees + blocks.square().sum(-1, keepdim=True))).sqrt()
-            # In float32 one draw in 2^24 is exactly zero, and a number alone would have no direction.
-            direction = nn.functional.normalize(normal(*blocks.shape[:-1], degrees) + 1e-15, dim=-1, eps=1e-18)
+            direction = nn.functional.normalize(
+                normal(*blocks.shape[:-1], degrees) + math.sqrt(SMALLEST_SQUARE), dim=-1
+            )
             v[..., self.dim : self.dim + self.squares] = (math.sqrt(degrees) * scale * direction).flatten(-2)
             weight = (scale * blocks).flatten(-2)
         v[..., : self.dim] = weight
@@ -158,7 +161,7 @@ class SampledClassifier(SampledNetwork):
     """A classifier: a unit's output weights are among its numbers, and the state holds the logits; of two, their difference."""
 
     recordable = True
-    part_bytes = 2**20  # they stay in the processor's cache
+    part_bytes = 2**20  # what a unit's move needs stays in the processor's cache
 
     def __init__(self, model: Model, x: Tensor, y: Tensor) -> None:
         super().__init__(model, x, y)
@@ -172,7 +175,7 @@ class SampledClassifier(SampledNetwork):
             value = nn.functional.logsigmoid(self.sign * f[:, 0])
         else:
             value = torch.log_softmax(f, 1).gather(1, self.y.expand(len(f), 1, -1))[:, 0]
-        return f, value.sum(-1)
+        return f, value.sum(-1).nan_to_num(nan=torch.finfo(value.dtype).min)
 
     def _of_logits(self, numbers: Tensor) -> Tensor:
         """What belongs to the logits, the last of the numbers, as the state holds them."""
@@ -203,24 +206,24 @@ class SampledClassifier(SampledNetwork):
 
     def move_head(self, particles: "Particles", normal: Normal, move: Callable[["Ellipse"], None]) -> None:
         """Moves all output weights and biases at a time. Logits are linear in them, and so go along the same ellipse."""
-        h, size = self.hidden(particles.v, particles.shared), self.logits
-        weights, biases = particles.v[..., -size:], particles.shared[:, -size:]
-        particles.outputs.copy_(self._f(h, weights, biases))  # without the rounding of many small changes
-        particles.level.copy_(self._with_log_likelihood(particles.outputs)[1])
-        ends = weights[0].numel(), weights[0].numel() + size
+        h = self.hidden(particles.v, particles.shared)
+        weights, biases = particles.v[..., -self.logits :], particles.shared[:, self.lengthscale_numbers :]
+        sizes = [weights[0].numel(), biases.shape[1], particles.outputs[0].numel()]
 
         def joined(weights: Tensor, biases: Tensor) -> Tensor:
             return torch.cat([weights.flatten(1), biases, self._f(h, weights, biases).flatten(1)], 1)
 
         def propose(numbers: Tensor, at: Index) -> Evaluated:  # noqa: ARG001
-            return self._with_log_likelihood(numbers[:, ends[1] :].unflatten(1, particles.outputs.shape[1:]))
+            return self._with_log_likelihood(numbers.split(sizes, 1)[2].unflatten(1, particles.outputs.shape[1:]))
 
+        numbers = joined(weights, biases)
+        for value, fresh in zip((particles.outputs, particles.level), propose(numbers, slice(None)), strict=True):
+            value.copy_(fresh)  # without the rounding of many small changes
         for _ in range(HEAD_MOVES):
-            ellipse = Ellipse(joined(weights, biases), joined(normal(*weights.shape), normal(*biases.shape)), propose)
-            move(ellipse)
-            weights.copy_(ellipse.numbers[:, : ends[0]].view_as(weights))
-            if self.bias_std:
-                biases.copy_(ellipse.numbers[:, ends[0] : ends[1]])
+            move(Ellipse(numbers, joined(normal(*weights.shape), normal(*biases.shape)), propose))
+        moved_weights, moved_biases, _ = numbers.split(sizes, 1)
+        weights.copy_(moved_weights.view_as(weights))
+        biases.copy_(moved_biases)
 
     def head(self, particles: "Particles", generator: torch.Generator) -> dict[str, Tensor]:  # noqa: ARG002
         """Output weights, and biases where there are some."""

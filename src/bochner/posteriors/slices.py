@@ -2,8 +2,9 @@ r"""Annealed elliptical slice sampling for small networks: no gradient is used, 
 
 The prior is standard normal (``normal_form``). Populations of particles start at the prior and go to the posterior through $L^t$,
 with the likelihood L and t from 0 to 1 (sequential Monte Carlo). Each time t grows so much that half of the particles' effective
-number is left; they are drawn again by their weights, each population on its own, and move by elliptical slices (Murray, Adams and
-MacKay, 2010), a unit at a time. Populations that agree in the end have found the same modes in the same shares.
+number is left; they are drawn again by their weights, each population on its own, and move by elliptical slices (Murray, Adams
+and MacKay, 2010): each unit in turn, then the lengthscale with all weights, then the output layer or the noise. Populations that
+agree in the end have found the same modes in the same shares.
 """
 # Parts of torch declare no types:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -31,7 +32,7 @@ from bochner.posteriors.normal_form import (
 from bochner.posteriors.samples import Sampled, Sampling
 from bochner.training.checks import check_data
 
-MAX_TRIES = 12  # points tried on an ellipse before a particle stays where it is; nearly all need fewer than six
+MAX_TRIES = 12  # points tried on an ellipse before a particle stays where it is, as it does in 1 to 6 of 100 moves
 BISECTION_STEPS = 30  # of an interval in which the next t is looked for
 MIN_EFFECTIVE_SHARE = 0.5  # share of the particles' effective number that a step in t leaves
 
@@ -54,10 +55,11 @@ def slice_sample(model: Model, x: Tensor, y: Tensor, sampling: Sampling | None =
     check_data(model, x, y)
     regression = isinstance(model.likelihood, Gaussian)
     simple = isinstance(model.extractor, nn.Identity) and model.layer.activation.outputs == 1
-    if not simple or (regression and y.shape[1] != 1):
+    scale = model.layer.log_lengthscale
+    if not simple or (regression and y.shape[1] != 1) or scale.ndim or not scale.requires_grad:
         raise ValueError(
-            "The model parameter must be a network without an extractor and with one output for each unit, for classes or for "
-            "regression of one target."
+            "The model parameter must be a network without an extractor, with one output for each unit and one lengthscale that is "
+            "learnt, for classes or for regression of one target."
         )
     sampling, sweeps = sampling or Sampling(), whole_number("sweeps", sweeps)
     if regression and model.layer.weight.dtype != torch.float64:
@@ -134,7 +136,7 @@ class _Sampler:
         self.particles.choose((chosen + first[:, None]).flatten())
 
     def sweep(self) -> None:
-        """Moves every unit in turn, then what all share."""
+        """Moves every unit in turn, the lengthscale with all weights, and the output layer or the noise."""
         if self.graph is None:
             self._sweep()
         else:
@@ -163,7 +165,7 @@ class _Sampler:
             self._sweep_part(self.particles.part(slice(start, start + count)))
 
     def _sweep_part(self, particles: Particles) -> None:
-        target = self.target
+        target, state = self.target, (particles.outputs, particles.level)
         for unit in range(particles.v.shape[1]):
             rest = target.without(particles.outputs, particles.v, particles.shared, unit)
 
@@ -171,9 +173,9 @@ class _Sampler:
                 return target.with_unit(rest[at], proposal, particles.shared[at], unit)
 
             numbers = particles.v[:, unit]
-            self._slice(particles, Ellipse(numbers, self._normal(*numbers.shape), propose), self.temperature)
+            self._slice(state, Ellipse(numbers, self._normal(*numbers.shape), propose), self.temperature)
         self._stretch(particles)
-        target.move_head(particles, self._normal, lambda ellipse: self._slice(particles, ellipse, self.temperature))
+        target.move_head(particles, self._normal, lambda ellipse: self._slice(state, ellipse, self.temperature))
 
     def _stretch(self, particles: Particles) -> None:
         """Moves the lengthscale and all weights with it, which leaves the function as it is.
@@ -189,24 +191,24 @@ class _Sampler:
             prior = target.layer.spectrum.weight_log_prob(lengthscale[:, None, None] * slope[at])
             return proposal[:, :0], prior.flatten(1).sum(1) + slope[0].numel() * lengthscale.log()
 
-        same = Particles(particles.v, numbers, *propose(numbers, slice(None)))
-        self._slice(same, Ellipse(numbers, self._normal(*numbers.shape), propose), 1.0)
+        state = propose(numbers, slice(None))
+        self._slice(state, Ellipse(numbers, self._normal(*numbers.shape), propose), 1.0)
         target.draw_weights(particles.v, slope * target.lengthscale(numbers)[:, None, None], self._normal)
 
-    def _slice(self, particles: Particles, ellipse: Ellipse, temperature: Tensor | float) -> None:
+    def _slice(self, state: Evaluated, ellipse: Ellipse, temperature: Tensor | float) -> None:
         """Moves numbers in place along an ellipse, as far as a slice under the likelihood at a temperature allows.
 
         Only particles that have not moved yet are tried again; within a graph, whose shapes are fixed, all are.
 
         Args:
-            particles: The particles that the numbers belong to; their outputs and log likelihoods change too.
+            state: Outputs and log likelihoods of the particles that the numbers belong to; they change too.
             ellipse: The numbers and where they may go.
             temperature: Power of the likelihood.
         """
         numbers, draw, count = ellipse.numbers, ellipse.draw, len(ellipse.numbers)
         start = numbers.clone()
         uniform = torch.rand(MAX_TRIES + 1, count, generator=self.generator, dtype=numbers.dtype, device=numbers.device)
-        threshold = temperature * particles.level + uniform[0].log()
+        threshold = temperature * state[1] + uniform[0].log()
         angle = TWO_PI * uniform[1]
         low, high = angle - TWO_PI, angle
         moving = torch.ones_like(threshold, dtype=torch.bool)
@@ -215,7 +217,7 @@ class _Sampler:
             proposal = start[at] * angle[at].cos()[:, None] + draw[at] * angle[at].sin()[:, None]
             outputs, level = ellipse.propose(proposal, at)
             accepted = moving[at] & (temperature * level > threshold[at])
-            changed = ((numbers, proposal), (particles.outputs, outputs), (particles.level, level))
+            changed = ((numbers, proposal), (state[0], outputs), (state[1], level))
             if self.records:
                 for old, new in changed:
                     old.copy_(torch.where(accepted.view(-1, *[1] * (old.ndim - 1)), new, old))

@@ -43,7 +43,7 @@ class Snapshots:
         rank: Number M of deviations from the mean that are kept.
         batch_size: Rows in a minibatch.
         seed: Seed of the shuffles, one number or one for each network.
-        precision: Precision of matrix products of training on CUDA, as in ``Recipe``.
+        precision: Precision of matrix products of training, as in ``Recipe``.
         progress: Whether to show a progress bar.
     """
 

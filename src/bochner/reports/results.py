@@ -28,27 +28,36 @@ FIGURE_TITLES = {
 }
 KINDS = ("theory", "toys", "uci", "images")
 
-# What a run is told by, whose time all of its rows repeat. The time itself is the last: posteriors may share a run or not.
+# What a run is told by, beside its time, which all of its rows repeat: posteriors may share a run or not.
 RUN = ("experiment", "set", "model", "prior", "method", "head", "protocol", "seed")
 
 
-def _seconds(row: Row) -> float | None:
-    return row.get("seconds", row.get("run_seconds"))
+def _run(row: Row) -> tuple[object, float | None]:
+    """What tells the run of a row from others, and its time."""
+    if "file_seconds" in row:
+        return None, row["file_seconds"]
+    return tuple(row.get(each) for each in RUN), row.get("seconds", row.get("run_seconds"))
+
+
+def _short(commit: str) -> str:
+    """The first digits of a commit, and whether the code differed from it."""
+    return commit[:7] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
 def _made(rows: list[Row], command: str) -> str:
     """The command that makes rows again, and time, hardware and commits of these rows."""
     hardware = ", ".join(dict.fromkeys(row["hardware"] for row in rows if row.get("hardware")))
-    commits = ", ".join(dict.fromkeys(str(row["commit"])[:7] for row in rows if row.get("commit")))
-    runs = {(*(row.get(each) for each in RUN), _seconds(row)) for row in rows}
-    times = [run[-1] for run in runs if run[-1] is not None]
+    commits = ", ".join(dict.fromkeys(_short(row["commit"]) for row in rows if row.get("commit")))
+    times = [seconds for _, seconds in {_run(row) for row in rows} if seconds is not None]
+    times += {row["pretrain_seconds"] for row in rows if "pretrain_seconds" in row}
+    if other := sorted({row["seed"] for row in rows if row.get("seed")}):
+        command += ", and with " + " and ".join(f"--seed {seed}" for seed in other)
     time = f"{sum(times):{'.0f' if sum(times) >= 10 else '.2g'}} s" if times else "a time that the rows do not hold"
     return f"Command: {command}. Made in {time}, on {hardware}, by commit {commits}."
 
 
-def _drawn(title: str, draw: Callable[[list[Row]], Figure], path: Path) -> Section:
+def _drawn(title: str, draw: Callable[[list[Row]], Figure], path: Path, rows: list[Row]) -> Section:
     """A figure under the first sentence of its function and how its rows were made; where some are missing, how to make them."""
-    rows = read_rows(path)
     try:
         figure = draw(rows)
     except MissingRowsError as error:
@@ -70,9 +79,9 @@ def _sections(blocks: Iterable[Block], untitled: str, *, prefix: str = "") -> li
 def _theory(folder: Path) -> list[Section]:
     paths = {name: folder / f"{name}.jsonl" for name in theory.FIGURES}
     return [
-        _drawn(f"Theory: {FIGURE_TITLES[name]}", draw, paths[name])
+        _drawn(f"Theory: {FIGURE_TITLES[name]}", draw, paths[name], rows)
         for name, draw in theory.FIGURES.items()
-        if read_rows(paths[name])
+        if (rows := read_rows(paths[name]))
     ]
 
 
@@ -81,8 +90,9 @@ def _toys(folder: Path) -> list[Section]:
     for experiment, figures in toys.DRAWN_FROM.items():
         for suffix, protocol in (("", ""), ("-paper", ", protocol paper")):
             path = folder / f"{experiment}{suffix}.jsonl"
-            titles = {name: f"Toys: {FIGURE_TITLES[name]}{protocol}" for name in figures if read_rows(path)}
-            sections += [_drawn(title, toys.FIGURES[name], path) for name, title in titles.items()]
+            if rows := read_rows(path):
+                titles = {name: f"Toys: {FIGURE_TITLES[name]}{protocol}" for name in figures}
+                sections += [_drawn(title, toys.FIGURES[name], path, rows) for name, title in titles.items()]
     return sections
 
 

@@ -45,8 +45,10 @@ def available() -> bool:
 
 @cache
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether products in bfloat16, summed in float32, are several times as fast there as in float32."""
-    return available() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
+    """Whether products in bfloat16 pay there: on a GPU with Triton, on processors with AVX-512 for them."""
+    if device.type == "cuda":
+        return available()
+    return device.type == "cpu" and getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
 
 
 class Dropout:

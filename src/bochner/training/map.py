@@ -58,8 +58,8 @@ class Recipe:
             the others.
         schedule: Factor on all learning rates, as a function of the share of epochs that are over.
         precision: What matrix products may round their inputs to: "float32", on CUDA "tf32" (10 bits), or "bfloat16" (7 bits) for
-            extractors of linear layers under ``sgd``, and as "tf32" for everything else. Processors without products in
-            bfloat16 (AVX-512) compute in float32.
+            linear layers of extractors under ``sgd`` (and on CUDA the output layer), and as "tf32" for everything else. Processors
+            without products in bfloat16 (AVX-512) compute in float32.
         explosion: A loss this many times above the first one (in absolute terms, at least 1) counts as divergence.
     """
 

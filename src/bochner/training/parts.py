@@ -198,7 +198,7 @@ class StackedNetworks:
         constants = _HeadConstants(module)
         factor, intercept, weight = vmap(lambda values: functional_call(constants, values, ()))(parameters)
         u = torch.bmm(z * factor[:, None], parameters["layer.weight"].mT)
-        h = fused.bias_wave(u, intercept, wave, dtype=torch.bfloat16 if self.copies else u.dtype)
+        h = fused.bias_wave(u, intercept, wave, dtype=torch.bfloat16 if self.copies and u.is_cuda else u.dtype)
         f = fused.wide_product(h, weight.to(h.dtype))
         return f + parameters["output.bias"][:, None] if "output.bias" in parameters else f
 

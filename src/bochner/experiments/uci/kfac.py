@@ -25,6 +25,7 @@ from bochner.experiments.uci.swag import swag_rows
 from bochner.experiments.zoo import MODELS, Shape, build, by_activation
 from bochner.models import Model
 from bochner.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+from bochner.training import fused
 from bochner.training.map import Recipe, StackRows, fit_stacks, sgd
 
 # Sets of each experiment, and rows of a minibatch.
@@ -50,6 +51,7 @@ def run_set(config: Config, name: str, models: Sequence[str], *, progress: bool 
         common["rate_folds"] = _rate_folds(config, name)
     # The models train together: the time is spread evenly over them.
     origin = {"seconds": round((time.perf_counter() - start) / len(models), 3), **provenance(config.device)}
+    origin["precision"] = _precision(config)
     rows = []
     for model in models:
         for fold, values in zip(config.folds, results[model], strict=True):
@@ -65,6 +67,12 @@ def _results(bench: Bench, models: list[str], rate_folds: int, progress: bool) -
         return Sweep(bench, progress, rate_folds).run(models)
     groups = itertools.groupby(models, key=lambda model: MODELS[model][1])
     return {name: rows for _, group in groups for name, rows in swag_rows(bench, list(group), rate_folds).items()}
+
+
+def _precision(config: Config) -> str:
+    """What matrix products of training round their inputs to on this machine."""
+    usual = not config.device.startswith("cuda") and not fused.multiplies_bfloat16(torch.device("cpu"))
+    return "float32" if usual else config.precision
 
 
 def _rate_folds(config: Config, name: str) -> int:
