@@ -21,14 +21,18 @@ class BuiltIn:
 def toy_1d() -> Arrays:
     r"""A step from +1 to -1 in one dimension, in the manner of the paper's toy regression.
 
-    Twenty points, ten on each side, $|x|$ evenly spaced from 0.25 to 1.25, $y = -\mathrm{sign}(x) + \varepsilon$
-    with $\varepsilon \sim N(0, 0.05^2)$ from a fixed seed. The paper does not list its points. These are placed
+    Twenty points, ten on each side, $|x|$ at random from 0.25 to 1.25 and at both ends, $y = -\mathrm{sign}(x) + \varepsilon$
+    with $\varepsilon \sim N(0, 0.05^2)$, all from a fixed seed. The paper does not list its points. These are placed
     where its posterior means bend: the exponential kernel's is straight between -0.25 and 0.25, and all
-    stationary ones return to zero from about $|x| = 1.25$ on.
+    stationary ones return to zero from about $|x| = 1.25$ on. Of evenly spaced points a single sine of their own
+    frequency makes the step, and swings in between: networks with heavy-tailed weights find it.
     """
-    side = np.linspace(0.25, 1.25, 10)
-    x = np.concatenate([-side[::-1], side])
-    noise = 0.05 * np.random.default_rng(1).standard_normal(len(x))
+    generator = np.random.default_rng(1)
+    noise = 0.05 * generator.standard_normal(20)
+    side = np.sort(
+        np.concatenate([np.full((2, 1), 0.25), generator.uniform(0.25, 1.25, (2, 8)), np.full((2, 1), 1.25)], 1)
+    )
+    x = np.concatenate([-side[0, ::-1], side[1]])
     return x[:, None], -np.sign(x) + noise, ("x",)
 
 
