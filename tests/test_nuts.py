@@ -13,10 +13,9 @@ from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer.hmc import hmc
 
 from bochner import RBF, Categorical, Exponential, Gaussian, Matern, Model, StationaryLayer, activations
-from bochner.posteriors import nuts, nuts_many
+from bochner.posteriors import nuts
 from bochner.posteriors.closed_form import ClosedForm
 from bochner.posteriors.nuts import Nuts
-from bochner.posteriors.nuts_many import sample_many
 from bochner.posteriors.samples import Sampling
 from problems import data, regression
 
@@ -115,14 +114,17 @@ def test_simulation_based_calibration():
     template = problems[0][0]
     with jax.enable_x64(True):
         inputs = jnp.asarray(x.numpy())
-        init, step = hmc(potential_fn_gen=lambda y: lambda p: -nuts.log_joint(template, p, inputs, y), algo="NUTS")
+        fixed = nuts.fixed_parameters(template)
+        init, step = hmc(
+            potential_fn_gen=lambda y: lambda p: -nuts.log_joint(template, fixed | p, inputs, y), algo="NUTS"
+        )
 
         def sample(start, y, key):
             state = init(start, 500, model_args=(y,), rng_key=key, target_accept_prob=0.9, max_tree_depth=6)
 
             def advance(state, _):
                 state = step(state, model_args=(y,))
-                f = nuts.outputs(template, state.z, inputs)
+                f = nuts.outputs(template, fixed | state.z, inputs)
                 return state, f[0, 1] - f[0, 0]
 
             state, _ = jax.lax.scan(advance, state, None, length=500)
@@ -177,28 +179,6 @@ def problem(rows=12):
     return x, (x[:, 0] * x[:, 1] > 0).long()
 
 
-MIXED = [("rbf", "sin", 4), ("exponential", "sincos", 6), ("matern32", "local_rbf", 5), ("rbf", "relu", 3)]
-
-
-@pytest.mark.parametrize("likelihood", [Gaussian, Categorical])
-def test_the_potential_of_many_networks_is_that_of_each(likelihood):
-    """The switched, padded potential equals minus the log joint, plus half the square of the padding."""
-    models = [small(*each, likelihood=likelihood()) for each in MIXED]
-    x, y = problem()
-    y = y[:, None].double() if likelihood is Gaussian else y
-    with jax.enable_x64(True):
-        start, sizes, unravel = nuts_many._start(models, 1, 3)
-        inputs, targets = nuts.as_arrays(models[0], x, y)
-        potential = nuts_many._potential(models, unravel, sizes, inputs, targets)
-        values = jax.jit(jax.vmap(lambda i, z: potential(i)(z)))(jnp.arange(len(models)), start)
-        for model, value, z, size, back in zip(models, values, start, sizes, unravel, strict=True):
-            expected = -nuts.log_joint(
-                model, nuts.fixed_parameters(model) | back(z[:size]), inputs, targets
-            ) + 0.5 * jnp.sum(z[size:] ** 2)
-            assert float(value) == pytest.approx(float(expected), rel=1e-12)
-    assert len(set(sizes)) == len(sizes)
-
-
 @pytest.mark.slow
 def test_networks_without_outputs_return_their_weight_priors():
     """With the output weights held at zero the data say nothing: the draws are the prior, heavy tails and all."""
@@ -207,8 +187,8 @@ def test_networks_without_outputs_return_their_weight_priors():
     for model in models:
         torch.nn.init.zeros_(model.output.weight).requires_grad_(False)
     x, y = problem()
-    posteriors = sample_many(models, x, y, Sampling(warmup=300, samples=500, chains=2, max_tree_depth=6, seed=1))
-    for model, posterior in zip(models, posteriors, strict=True):
+    for model in models:
+        posterior = Nuts(model, x, y, Sampling(warmup=300, samples=500, chains=2, max_tree_depth=6, seed=1))
         weight = posterior.samples["layer.weight"]
         assert weight.shape == (2, 500, *model.layer.weight.shape)
         assert "output.weight" not in posterior.samples
@@ -223,35 +203,3 @@ def test_too_few_draws_cannot_be_diagnosed():
     samples = {n: torch.from_numpy(v)[None] for n, v in nuts.starting_points(model, 3, 0).items()}
     with pytest.raises(ValueError, match="at least 4 samples for each chain, got 3"):
         nuts.Sampled(model, samples, divergences=0, leapfrog_steps=0).diagnose(problem()[0])
-
-
-@pytest.mark.slow
-def test_a_network_among_many_has_the_posterior_it_has_alone():
-    """Predictions agree within four Monte Carlo errors, under heavy-tailed weights and padded units."""
-    models = [small("matern32", "sin", 3), small("rbf", "triangle", 5)]
-    x, y = problem()
-    options = {"warmup": 300, "samples": 600, "chains": 2, "max_tree_depth": 6}
-    together, alone = (
-        sample_many(models, x, y, Sampling(**options))[0],
-        Nuts(models[0], x, y, Sampling(seed=5, **options)),
-    )
-    means, errors = [], []
-    for posterior in (together, alone):
-        p = torch.softmax(posterior.outputs(x[:4]), -1)[..., 1]
-        torch.testing.assert_close(posterior.predict(x[:4]).probabilities[:, 1], p.mean((0, 1)))
-        means.append(p.numpy().mean((0, 1)))
-        errors.append(p.numpy().reshape(-1, 4).std(0) / np.sqrt(effective_sample_size(p.numpy())))
-        assert posterior.diagnose(x[:4]).r_hat < 1.1
-    assert (np.abs(means[0] - means[1]) / np.hypot(*errors)).max() < 4
-
-
-def test_what_cannot_be_sampled_together_is_refused():
-    x, y = problem()
-    with pytest.raises(ValueError, match="at least one network, got none"):
-        sample_many([], x, y)
-    with pytest.raises(ValueError, match="one output for each unit, but number 1 is not one; use Nuts"):
-        sample_many([small("rbf", "sin", 4), small("rbf", "paired", 4)], x, y)
-    with pytest.raises(ValueError, match="samples parameter must be an integer of at least 1, got 0 instead"):
-        sample_many([small("rbf", "sin", 4)], x, y, Sampling(samples=0))
-    with pytest.raises(ValueError, match="networks of 2 inputs and 2 outputs, but number 1 has 2 and 3"):
-        sample_many([small("rbf", "sin", 4), small("rbf", "sin", 4, outputs=3)], x, y)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from numpyro.diagnostics import effective_sample_size
 
 from bochner import Categorical, Gaussian, Matern, Model, StationaryLayer
 from bochner.experiments.published import SampledModel
@@ -250,6 +251,28 @@ def test_draws_are_those_of_the_posterior(activation, likelihood):
     found = torch.stack([drawn, drawn.square()])
     error = found.std(1) / math.sqrt(diagnosis.ess)
     assert ((found.mean(1) - expected).abs() / (error + weighing)).max() < 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "activation"), [("rbf", "triangle"), (Matern(1.5), "sin"), ("exponential", "relu")])
+def test_slices_and_nuts_agree(kernel, activation):
+    """Class probabilities of one network by both samplers, within four Monte Carlo errors."""
+    from bochner.posteriors.nuts import Nuts
+
+    model = network(3, kernel, activation, Categorical(), dim=2)
+    x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = (x[:, 0] * x[:, 1] > 0).long()
+    posteriors = (
+        slice_sample(model, x, y, Sampling(warmup=100, samples=400, chains=8)),
+        Nuts(model, x, y, Sampling(warmup=1000, samples=2000, chains=4)),
+    )
+    means, errors = [], []
+    for posterior in posteriors:
+        p = torch.softmax(posterior.outputs(3 * x[:4]), -1)[..., 1].numpy()
+        assert posterior.diagnose(3 * x[:4]).r_hat < 1.02
+        means.append(p.mean((0, 1)))
+        errors.append(p.reshape(-1, 4).std(0) / np.sqrt(effective_sample_size(p)))
+    assert (np.abs(means[0] - means[1]) / np.hypot(*errors)).max() < 4
 
 
 def test_modes_that_lie_apart_get_their_shares():

@@ -1,9 +1,7 @@
 """NUTS, by NumPyro: samples of lengthscale, weights, biases, output weights and noise, given the extractor's features.
 
-The only file that imports JAX, beside ``nuts_many``, which samples several networks at once; ``samples`` takes R-hat and effective
-sample sizes from NumPyro. The log joint is assembled from
-the same functions as the torch one, with JAX's arrays in place of torch's, and includes the Jacobians of the constrained
-parameters.
+The only file that imports JAX; ``samples`` takes R-hat and effective sample sizes from NumPyro. The log joint is assembled from the
+same functions as the torch one, with JAX's arrays in place of torch's, and includes the Jacobians of the constrained parameters.
 """
 # JAX and NumPyro declare no types:
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -1,5 +1,6 @@
 """Figures of the toy experiments, drawn from their rows."""
 
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -24,7 +25,6 @@ TEASER_MODELS = {
 }
 KERNELS = ("exponential", "matern32", "rbf")
 OTHERS = ("relu", "local_rbf", "local_matern32")  # models that are not periodic
-SAMPLERS = {"nuts": "NUTS", "slices": "slices"}  # methods of sampled networks, as figures name them
 MAX_R_HAT = 1.01  # a network converged if its R-hat is at most this
 MIN_ESS = 400  # and its effective sample size at least this
 
@@ -49,14 +49,15 @@ def _panel(axes: Axes, row: Row, data: Row | None = None, key: str = "mean") -> 
 
 
 def converged(row: Row) -> bool:
-    """Whether the chains of a sampled network agree, by its R-hat and its effective sample size."""
-    return row["r_hat"] <= MAX_R_HAT and row["ess"] >= MIN_ESS
+    """Whether the populations of a sampled network agree near the data and far from them, by R-hat and effective sample size."""
+    near, far = (row["r_hat"], row["ess"]), (row.get("far_r_hat", 1.0), row.get("far_ess", math.inf))
+    return all(r_hat <= MAX_R_HAT and ess >= MIN_ESS for r_hat, ess in (near, far))
 
 
 def _convergence(row: Row) -> str:
     """R-hat and effective sample size of a network, marked where it did not converge."""
     mark = "" if converged(row) else "not converged: "
-    return f"{SAMPLERS[row['method']]}: {mark}R-hat {row['r_hat']:.3f}, ESS {row['ess']:.0f}"
+    return f"{row['method']}: {mark}R-hat {row['r_hat']:.3f}, ESS {row['ess']:.0f}"
 
 
 def _is_sampled(row: Row) -> bool:
