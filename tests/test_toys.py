@@ -22,7 +22,6 @@ from bochner.reports.toys import DRAWN_FROM, FIGURES
 SMALL = Config(
     populations=2,
     particles=8,
-    toy_particles=8,
     sweeps=1,
     warmup=1,
     units=3,
@@ -60,7 +59,8 @@ def test_every_experiment_makes_rows_and_figures_from_them_alone(name, tmp_path,
     assert len(rows) == len(said) == ROWS[name]
     for row in (r for r in rows if r["method"] == "slices"):
         assert np.isfinite([row["r_hat"], row["ess"], *row["mean"]]).all()
-        assert (row["populations"], row["particles"], row["sweeps"], row["warmup"]) == (2, 8, 1, 1)
+        # Sixteen particles are never 400 effective ones: every network is sampled again, for longer.
+        assert (row["populations"], row["particles"], row["sweeps"], row["warmup"]) == (2, 8, 1, 4)
     for figure in DRAWN_FROM[name]:
         save_figure(FIGURES[figure](rows), tmp_path / f"{figure}.svg")
         assert (tmp_path / f"{figure}.svg").stat().st_size < 1_000_000
@@ -84,11 +84,35 @@ def test_an_interrupted_run_makes_what_is_missing_and_drops_rows_of_another_samp
     assert read_rows(path) == [data, network]
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, True),
+        ({"r_hat": 1.011}, False),
+        ({"ess": 399}, False),
+        ({"far_r_hat": 1.02}, False),
+        ({"far_ess": 3}, False),
+    ],
+)
+def test_a_network_converged_if_its_populations_agree_near_and_far(change, expected):
+    assert toys.converged({"r_hat": 1.01, "ess": 400, **change}) is expected
+
+
+def test_a_network_that_converged_is_not_sampled_again():
+    x, y = toys._arrays("toy-1d")
+    model = toys.make_network(("rbf", "sin"), 1, 3, Gaussian(0.1), Config())
+    easy = replace(SMALL, particles=300, populations=4, warmup=20, sweeps=3)
+    assert toys._sampled(model, (x[:2], y[:2, None]), {"": x}, easy)[1]["warmup"] == 20
+
+
 def test_curves_are_those_of_f_and_of_y():
     x, y = toys._arrays("toy-1d")
     model = toys.make_network(("rbf", "sin"), 1, 3, Gaussian(0.1), Config())
-    posterior, how = toys._sampled(model, x, y[:, None], SMALL)
+    posterior, how = toys._sampled(model, (x, y[:, None]), {"": x, "far_": 5 * x}, SMALL)
     assert how.items() >= {"method": "slices", "populations": 2, "particles": 8}.items()
+    for prefix, points in (("", x), ("far_", 5 * x)):
+        found = posterior.diagnose(points)
+        assert (how[f"{prefix}r_hat"], how[f"{prefix}ess"]) == (round(found.r_hat, 4), round(found.ess, 1))
     curves = toys._curves(posterior.predict(x), x)
     assert all(a < b for a, b in zip(curves["std"], curves["std_y"], strict=True))
 

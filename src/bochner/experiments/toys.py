@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -40,6 +40,9 @@ Units = dict[tuple[str, str], Callable[[], Row]]  # what makes the row of each m
 PAPER: dict[str, Any] = json.loads(
     files("bochner.experiments").joinpath("paper_toy_curves.json").read_text(encoding="utf-8")
 )
+
+MAX_R_HAT = 1.01  # a sampled network converged if its R-hat is at most this
+MIN_ESS = 400  # and its effective sample size at least this
 
 # Activations that are not periodic, by the name of the network. Their weights are normal.
 NOT_PERIODIC = {
@@ -71,12 +74,10 @@ class Config:
         populations: Populations of particles for each network.
         particles: Particles of a population.
         sweeps: Sweeps over all units for each step from the prior to the posterior.
-        warmup: Sweeps after the last step.
+        warmup: Sweeps after the last step; four times as many where populations do not agree after those.
         units: Units of the banana networks.
         widths: Numbers of units in the width experiment.
         toy_units: Units of the regression networks.
-        toy_particles: Particles of one of their populations. Of Matérn-3/2 two modes share the posterior, at lengthscales of 0.8
-            and 2.2, and the second holds few particles on the way: of 256, populations end with shares of their own.
         grid: Points along each side of the square on which banana is drawn.
         extent: Half the side of this square.
         gp_steps: Optimiser steps for the hyperparameters of the Gaussian processes.
@@ -94,7 +95,6 @@ class Config:
     units: int = 30
     widths: tuple[int, ...] = (10, 20, 30)
     toy_units: int = 10
-    toy_particles: int = 512
     grid: int = 60
     extent: float = 4.0
     gp_steps: int = 300
@@ -136,22 +136,41 @@ def _periodic(kernels: tuple[str, ...], units: int, config: Config) -> dict[str,
     }
 
 
-def _sampled(model: Model, x: Tensor, y: Tensor, config: Config) -> tuple[Sampled, Row]:
-    """The posterior of a network, and the entries of its row that say how it was made."""
+def converged(row: Row) -> bool:
+    """Whether the populations of a sampled network agree near the data and far from them, by R-hat and effective sample size."""
+    near, far = (row["r_hat"], row["ess"]), (row.get("far_r_hat", 1.0), row.get("far_ess", math.inf))
+    return all(r_hat <= MAX_R_HAT and ess >= MIN_ESS for r_hat, ess in (near, far))
+
+
+def _sampled(
+    model: Model, data: tuple[Tensor, Tensor], checks: dict[str, Tensor], config: Config
+) -> tuple[Sampled, Row]:
+    """The posterior of a network, and the entries of its row that say how it was made, and how well.
+
+    R-hat and effective sample size are the worst of the outputs at points, the populations taken as chains.
+
+    Args:
+        model: The network.
+        data: Inputs and targets.
+        checks: Points, by what the entries about them begin with.
+        config: Settings of the experiment.
+    """
     from bochner.posteriors.slices import slice_sample
 
-    start = time.perf_counter()
-    sampling = Sampling(config.warmup, config.particles, config.populations, seed=config.seed, progress=config.progress)
-    model = model.to(config.device)
-    posterior = slice_sample(model, x.to(model.layer.weight), y.to(config.device), sampling, sweeps=config.sweeps)
-    sizes: Row = {name: getattr(config, name) for name in ("populations", "particles", "sweeps", "warmup")}
-    return posterior, {"method": "slices", **sizes, "run_seconds": round(time.perf_counter() - start, 1)}
-
-
-def _diagnosis(posterior: Sampled, x: Tensor) -> Row:
-    """The worst R-hat and effective sample size of the outputs at inputs, the populations taken as chains."""
-    diagnosis = posterior.diagnose(x.to(posterior.model.layer.weight))
-    return {"r_hat": round(diagnosis.r_hat, 4), "ess": round(diagnosis.ess, 1)}
+    start, weight = time.perf_counter(), model.to(config.device).layer.weight
+    x, y = data[0].to(weight), data[1].to(config.device)
+    row: Row = {"method": "slices", **{name: getattr(config, name) for name in ("populations", "particles", "sweeps")}}
+    for row["warmup"] in (config.warmup, 4 * config.warmup):
+        sampling = Sampling(
+            row["warmup"], config.particles, config.populations, seed=config.seed, progress=config.progress
+        )
+        posterior = slice_sample(model, x, y, sampling, sweeps=config.sweeps)
+        for prefix, points in checks.items():
+            diagnosis = posterior.diagnose(points.to(weight))
+            row |= {f"{prefix}r_hat": round(diagnosis.r_hat, 4), f"{prefix}ess": round(diagnosis.ess, 1)}
+        if converged(row):
+            break
+    return posterior, {**row, "run_seconds": round(time.perf_counter() - start, 1)}
 
 
 def _square(points: int, extent: float) -> Tensor:
@@ -195,11 +214,9 @@ def _banana_network(name: str, model: Model, config: Config) -> Row:
     with "far" the worst at 64 points on the circle of radius 10; the data end at 3.
     """
     x, y = _arrays("banana")
-    posterior, how = _sampled(model, x, y, config)
+    posterior, how = _sampled(model, (x, y), {"": _square(13, 3.0), "far_": _far_circle()}, config)
     prior = {"activation": model.layer.activation.name, "kernel": str(model.layer.spectrum)}
     row: Row = {"model": name, **prior, "units": model.layer.out_features, **how}
-    row |= _diagnosis(posterior, _square(13, 3.0))
-    row |= {f"far_{name}": value for name, value in _diagnosis(posterior, _far_circle()).items()}
     thin = max(1, config.populations * config.particles // config.draws)
 
     def predict(points: Tensor) -> Any:
@@ -289,16 +306,15 @@ def _toy_network(prior: str, config: Config) -> Row:
     x, y, grid = _toy()
     _, activation, spectrum = NINE[prior]
     model = make_network((spectrum or RBF(), activation), 1, config.toy_units, Gaussian(0.1), config)
-    posterior, how = _sampled(model, x, y, config)
-    row: Row = {"prior": prior, "units": config.toy_units, **how, **_diagnosis(posterior, x)}
+    posterior, how = _sampled(model, (x, y), {"": x}, config)
+    row: Row = {"prior": prior, "units": config.toy_units, **how}
     return row | _curves(posterior.predict(grid.to(config.device)), grid)
 
 
 def toy_1d(config: Config) -> Units:
     """One-dimensional regression under nine priors, by networks and by Gaussian processes (Figs. "regression(-finite)")."""
-    larger = replace(config, particles=config.toy_particles)
     units: Units = {("data", ""): lambda: _data_row("toy-1d")}
-    units |= {("slices", prior): partial(_toy_network, prior, larger) for prior in NINE}
+    units |= {("slices", prior): partial(_toy_network, prior, config) for prior in NINE}
     return units | {("gp", prior): partial(_toy_process, prior, config) for prior in NINE}
 
 

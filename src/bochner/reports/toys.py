@@ -1,6 +1,5 @@
 """Figures of the toy experiments, drawn from their rows."""
 
-import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -10,6 +9,7 @@ from matplotlib.figure import Figure
 
 from bochner.experiments.rows import Row
 from bochner.experiments.theory import NINE
+from bochner.experiments.toys import converged
 from bochner.reports.blocks import MissingRowsError
 from bochner.reports.theory import LABELS, TITLES
 
@@ -25,8 +25,6 @@ TEASER_MODELS = {
 }
 KERNELS = ("exponential", "matern32", "rbf")
 OTHERS = ("relu", "local_rbf", "local_matern32")  # models that are not periodic
-MAX_R_HAT = 1.01  # a network converged if its R-hat is at most this
-MIN_ESS = 400  # and its effective sample size at least this
 
 
 def _panel(axes: Axes, row: Row, data: Row | None = None, key: str = "mean") -> None:
@@ -46,12 +44,6 @@ def _panel(axes: Axes, row: Row, data: Row | None = None, key: str = "mean") -> 
         x, y = np.asarray(data["x"]).reshape(-1, 2), np.asarray(data["y"])
         axes.scatter(*x.T, s=2, linewidths=0, c=np.where(y == 1, "#1d3a6b", "#7d1620"), rasterized=True)
     axes.set(xticks=[], yticks=[], xlim=square[:2], ylim=square[:2])
-
-
-def converged(row: Row) -> bool:
-    """Whether the populations of a sampled network agree near the data and far from them, by R-hat and effective sample size."""
-    near, far = (row["r_hat"], row["ess"]), (row.get("far_r_hat", 1.0), row.get("far_ess", math.inf))
-    return all(r_hat <= MAX_R_HAT and ess >= MIN_ESS for r_hat, ess in (near, far))
 
 
 def _convergence(row: Row) -> str:
