@@ -62,9 +62,8 @@ class SampledNetwork(ABC):
 
     def __init__(self, model: Model, x: Tensor, y: Tensor) -> None:
         self.model, self.layer, self.x, self.y = model, model.layer, x, y
-        self.columns = torch.cat(
-            [x, x.new_ones(len(x), 1)], 1
-        ).T.contiguous()  # what weights and bias are multiplied by
+        # What weights and bias are multiplied by.
+        self.columns = torch.cat([x, x.new_ones(len(x), 1)], 1).T.contiguous()
         self.dim = self.layer.in_features
         self.squares = self._numbers_of_scales()
         self.bias_numbers = (
@@ -129,11 +128,7 @@ class SampledNetwork(ABC):
         weight, bias = self.weights(v)
         activation = self.layer.activation
         slope = weight * (activation.unit / self.lengthscale(shared)[:, None, None])
-        shift = (
-            torch.full_like(slope[..., 0], activation.shift)
-            if bias is None
-            else activation.unit * bias + activation.shift
-        )
+        shift = activation.shift + (0 * slope[..., 0] if bias is None else activation.unit * bias)
         return activation.wave(torch.cat([slope, shift[..., None]], -1) @ self.columns)
 
     @abstractmethod
