@@ -369,6 +369,33 @@ def test_numbers_of_the_results_page_are_those_of_its_rows():
         assert f"{sum(map(converged, sampled))} of {len(sampled)}{words} converged" in page, name
 
 
+def test_numbers_of_sampled_networks_are_those_of_their_rows():
+    page = " ".join((ROOT / "docs/results.md").read_text().replace("**", "").split())
+
+    def span(values, digits):
+        low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+        return low if low == high else f"{low}–{high}"
+
+    openings = {
+        "banana": ("ReLU is {} sure of its class on average", "local networks {}"),
+        "banana-paper": ("ReLU {}, local", "local ones {}"),
+    }
+    for name, (of_relu, of_local) in openings.items():
+        rows = [r for r in read_rows(ROOT / f"results/toys/{name}.jsonl") if r["method"] == "slices"]
+        far = {r["model"]: r["far_confidence"] for r in rows}
+        periodic = [r for r in rows if "-" in r["model"]]
+        assert (len(rows), len(periodic)) == (15, 12)
+        assert of_relu.format(f"{far['relu']:.2f}") in page
+        assert of_local.format(span([far["local_rbf"], far["local_matern32"]], 2)) in page
+        confidence, variance = ([r[f"far_{key}"] for r in periodic] for key in ("confidence", "variance"))
+        assert f"periodic ones {span(confidence, 2)} with a variance of {span(variance, 2)}" in page
+    rows = [r for r in read_rows(ROOT / "results/toys/toy-1d.jsonl") if r["method"] == "slices"]
+    said = (
+        f"at most {max(r['r_hat'] for r in rows):.3f}, with at least {min(r['ess'] for r in rows):,.0f} effective draws"
+    )
+    assert said in page
+
+
 def test_numbers_of_classes_on_the_results_page_are_those_of_their_rows():
     page = " ".join((ROOT / "docs/results.md").read_text().replace("**", "").split())
     rows = read_rows(ROOT / "results/uci/uci-classification.jsonl")
