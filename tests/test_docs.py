@@ -389,11 +389,29 @@ def test_numbers_of_sampled_networks_are_those_of_their_rows():
         assert of_local.format(span([far["local_rbf"], far["local_matern32"]], 2)) in page
         confidence, variance = ([r[f"far_{key}"] for r in periodic] for key in ("confidence", "variance"))
         assert f"periodic ones {span(confidence, 2)} with a variance of {span(variance, 2)}" in page
+    theory = " ".join((ROOT / "docs/theory.md").read_text().split())
+    rows = [r for r in read_rows(ROOT / "results/toys/banana.jsonl") if r["method"] == "slices"]
+    relu = next(r["far_confidence"] for r in rows if r["model"] == "relu")
+    periodic = span([r["far_confidence"] for r in rows if "-" in r["model"]], 2)
+    assert f"ReLU is {relu:.2f} sure of its class on average, the periodic networks {periodic} (" in theory
     rows = [r for r in read_rows(ROOT / "results/toys/toy-1d.jsonl") if r["method"] == "slices"]
     said = (
         f"at most {max(r['r_hat'] for r in rows):.3f}, with at least {min(r['ess'] for r in rows):,.0f} effective draws"
     )
     assert said in page
+
+
+def test_numbers_of_the_model_on_a_processor_are_those_of_its_rows():
+    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    here = read_rows(ROOT / "results/uci-cpu/uci-regression.jsonl")
+    everything = read_rows(ROOT / "results/uci/uci-regression.jsonl")
+    there = [r for r in everything if all(r[k] == here[0][k] for k in ("set", "model", "protocol", "posterior"))]
+    nlpd, rmse = ([np.mean([r[key] for r in rows]) for rows in (here, there)] for key in ("nlpd", "rmse"))
+    seconds = here[0]["seconds"]
+    assert len(here) == len(there) == 10
+    assert f"took {seconds:.0f} s with products in {here[0]['precision']}" in page
+    assert f"about 6,140 s on such a machine, {6140 / seconds:.0f} times as long" in page
+    assert f"mean NLPD {nlpd[0]:.2f} and {nlpd[1]:.2f}, RMSE {rmse[0]:.3f} and {rmse[1]:.3f}" in page
 
 
 def test_numbers_of_classes_on_the_results_page_are_those_of_their_rows():
