@@ -154,10 +154,14 @@ def test_run_writes_rows_with_provenance_and_is_reproducible(tmp_path):
         result = CliRunner().invoke(app, ["run", "covariances", "--out", str(tmp_path / folder), "--seed", "3"])
         assert result.exit_code == 0, result.output
         assert "covariances.svg" in result.output
-    rows = [json.loads(line) for line in (tmp_path / "one" / "covariances.jsonl").read_text().splitlines()]
-    assert all(row["seed"] == 3 and row["experiment"] == "covariances" and row["torch"] for row in rows)
-    for name in ("covariances.jsonl", "covariances.svg"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    one, two = (
+        [json.loads(line) for line in (tmp_path / folder / "covariances.jsonl").read_text().splitlines()]
+        for folder in ("one", "two")
+    )
+    assert all(row["seed"] == 3 and row["experiment"] == "covariances" and row["torch"] for row in one)
+    assert all(row.pop("file_seconds") > 0 for row in one + two)
+    assert one == two
+    assert (tmp_path / "one" / "covariances.svg").read_bytes() == (tmp_path / "two" / "covariances.svg").read_bytes()
 
 
 def test_bad_command_lines_are_refused_before_any_work(tmp_path):
