@@ -194,3 +194,13 @@ def test_links_between_the_pages_lead_somewhere():
         for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_a_missing_set_is_named_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("BOCHNER_DATA", str(tmp_path))
+    result = CliRunner().invoke(app, ["run", "banana", "--out", str(tmp_path / "rows")])
+    said = " ".join(result.output.split())
+    assert result.exit_code == 1
+    assert "The file banana.csv of the data set 'banana' is not in" in said
+    assert said.endswith("the folder that holds it.")
+    assert not (tmp_path / "rows").exists()

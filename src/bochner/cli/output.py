@@ -63,7 +63,7 @@ def _disk_message(error: OSError) -> str:
     where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
     files = process.kept_files()
     kept = f" Kept: {', '.join(files)}." if files else ""
-    return f"{where}{error.strerror or error}.{kept}"
+    return f"{where}{(error.strerror or str(error)).removesuffix('.')}.{kept}"
 
 
 def _refuse(message: str, error: BaseException) -> None:
